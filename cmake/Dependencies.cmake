@@ -1,0 +1,30 @@
+# Everything the project uses, from the distribution's packages.
+
+find_package(Threads REQUIRED)
+find_package(Protobuf REQUIRED)
+find_package(absl REQUIRED CONFIG)
+find_package(gRPC REQUIRED CONFIG)
+find_package(spdlog REQUIRED CONFIG)
+find_package(hwy REQUIRED CONFIG)
+find_package(nlohmann_json REQUIRED CONFIG)
+find_package(CLI11 REQUIRED CONFIG)
+if(GDPCACHE_BUILD_TESTS)
+  find_package(GTest REQUIRED CONFIG)
+endif()
+if(GDPCACHE_BUILD_BENCHMARKS)
+  find_package(benchmark REQUIRED CONFIG)
+  set(BLA_VENDOR OpenBLAS)
+  find_package(BLAS REQUIRED) # the yardstick of the kernel benchmark
+endif()
+
+find_program(GDPCACHE_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)
+
+if(NOT GDPCACHE_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(GDPCACHE_HAVE_CUDA ON)
+  elseif(GDPCACHE_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "GDPCACHE_CUDA is ON and no nvcc was found (looked in PATH and CUDACXX)")
+  endif()
+endif()

@@ -1,0 +1,36 @@
+# Language, warnings, sanitizers and the compiler cache, for every target of the project.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+endif()
+
+# Usage requirements of every target of ours (generated code gets gdpcache_build_flags only).
+add_library(gdpcache_build_flags INTERFACE)
+target_include_directories(gdpcache_build_flags INTERFACE ${PROJECT_SOURCE_DIR})
+if(GDPCACHE_SANITIZER STREQUAL "address")
+  target_compile_options(gdpcache_build_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer>)
+  target_link_options(gdpcache_build_flags INTERFACE -fsanitize=address,undefined)
+elseif(GDPCACHE_SANITIZER STREQUAL "thread")
+  target_compile_options(gdpcache_build_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=thread -fno-omit-frame-pointer>)
+  target_link_options(gdpcache_build_flags INTERFACE -fsanitize=thread)
+elseif(GDPCACHE_SANITIZER)
+  message(FATAL_ERROR "GDPCACHE_SANITIZER is '${GDPCACHE_SANITIZER}'; it may be empty, address or thread")
+endif()
+
+add_library(gdpcache_flags INTERFACE)
+target_link_libraries(gdpcache_flags INTERFACE gdpcache_build_flags)
+target_compile_options(gdpcache_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror>)
