@@ -68,8 +68,8 @@ class Stream {
 
 /// What runs the arithmetic, for people and for GetServerInfo.
 struct DeviceInfo {
-  std::string backend;  // "cpu" or "cuda"
-  std::string device;   // e.g. "AVX3_ZEN4, 8 threads" or "NVIDIA H200 (device 0)"
+  std::string backend;            // "cpu" or "cuda"
+  std::string device;             // e.g. "AVX3_ZEN4, 8 threads" or "NVIDIA H200 (device 0)"
   std::int64_t memory_bytes = 0;  // memory the state pool may at most come from
 };
 

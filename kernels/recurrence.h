@@ -48,11 +48,11 @@ struct StateView {
 
 /// What every sequence of a launch shares.
 struct RecurrenceShape {
-  std::int64_t heads = 0;            // H, at least 1
-  std::int64_t key_dim = 0;          // K, 1 .. kMaxKeyDim
-  std::int64_t value_dim = 0;        // V, 1 .. kMaxValueDim
-  std::int64_t num_householder = 1;  // M, at least 1
-  std::int64_t chunk_size = 64;      // BT in expanded tokens: 16, 32, 64 or 128
+  std::int64_t heads = 0;                      // H, at least 1
+  std::int64_t key_dim = 0;                    // K, 1 .. kMaxKeyDim
+  std::int64_t value_dim = 0;                  // V, 1 .. kMaxValueDim
+  std::int64_t num_householder = 1;            // M, at least 1
+  std::int64_t chunk_size = 64;                // BT in expanded tokens: 16, 32, 64 or 128
   DataType input_dtype = DataType::kBFloat16;  // of k, w, u and v_new
 };
 
@@ -76,7 +76,8 @@ struct Sequence {
   ConstStateView initial_state;  // no data: start from zero
   StateView slot;                // where the final state goes; no data: stored nowhere
   StateView final_state;         // a second destination for the final state; no data: not wanted
-  /// All ceil(length / M / BT) boundaries as consecutive dense [H, K, V] states of `all_boundaries.dtype`; no data: none.
+  /// All ceil(length / M / BT) boundaries as consecutive dense [H, K, V] states of `all_boundaries.dtype`; no data:
+  /// none.
   StateView all_boundaries;
   /// Single boundaries, ascending; several entries may name the same one.
   absl::Span<const BoundaryStore> boundaries;

@@ -1,0 +1,93 @@
+#ifndef GDPCACHE_SERVER_CACHE_SESSION_H_
+#define GDPCACHE_SERVER_CACHE_SESSION_H_
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/cache/cache.h"
+
+namespace gdpcache::cache {
+
+/// A caller's lease on slots of one cache. Thread-safe; made and ended by the SessionRegistry.
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  /// A running call of the session. While it lives the session's slots stay with the session, even after its end.
+  /// Movable.
+  class Call {
+   public:
+    Call() = default;
+    Call(Call&& other) noexcept : session_(std::move(other.session_)), entry_(other.entry_) {}
+    Call& operator=(Call&& other) noexcept {
+      if (this != &other) {
+        End();
+        session_ = std::move(other.session_);
+        entry_ = other.entry_;
+      }
+      return *this;
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+    ~Call() { End(); }
+    /// Tells the session that the call touches nothing of it any more.
+    void End();
+
+   private:
+    friend class Session;
+    using Entry = std::list<absl::AnyInvocable<void()>>::iterator;
+    Call(std::shared_ptr<Session> session, Entry entry) : session_(std::move(session)), entry_(entry) {}
+    std::shared_ptr<Session> session_;
+    Entry entry_;
+  };
+
+  Session(std::string id, SessionKey key, std::shared_ptr<Cache> cache, absl::Duration ttl, std::string client_name,
+          absl::Time expires_at)
+      : id_(std::move(id)),
+        key_(key),
+        cache_(std::move(cache)),
+        ttl_(ttl),
+        client_name_(std::move(client_name)),
+        expires_at_(expires_at) {}
+
+  const std::string& id() const { return id_; }
+  SessionKey key() const { return key_; }
+  const std::shared_ptr<Cache>& cache() const { return cache_; }
+  absl::Duration ttl() const { return ttl_; }
+  const std::string& client_name() const { return client_name_; }
+  absl::Time expires_at() const;
+
+  /// Registers a call. `cancel` runs at most once, without a lock held, if the session ends before the call does: it
+  /// must make the call end soon and must not block. NOT_FOUND once the session has ended.
+  absl::StatusOr<Call> BeginCall(absl::AnyInvocable<void()> cancel);
+
+  /// Moves the expiry to `now` + ttl; for calls that last. No effect once ended.
+  void Renew(absl::Time now);
+
+  /// Ends the session: no new calls, running ones are cancelled. `on_drained` runs once, without a lock held, when none
+  /// is left: on this thread before End returns, or on the thread that ends the last call. False (and no on_drained) if
+  /// the session had already ended.
+  bool End(absl::AnyInvocable<void()> on_drained);
+
+ private:
+  const std::string id_;
+  const SessionKey key_;
+  const std::shared_ptr<Cache> cache_;
+  const absl::Duration ttl_;
+  const std::string client_name_;
+
+  mutable std::mutex mutex_;
+  absl::Time expires_at_;
+  bool ended_ = false;
+  std::list<absl::AnyInvocable<void()>> calls_;  // each with its cancel
+  absl::AnyInvocable<void()> on_drained_;
+};
+
+}  // namespace gdpcache::cache
+
+#endif  // GDPCACHE_SERVER_CACHE_SESSION_H_
