@@ -2,6 +2,7 @@
 #define GDPCACHE_SERVER_CACHE_CACHE_H_
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -34,6 +35,11 @@ class Cache {
   const SlotTable& slots() const { return slots_; }
   SlotSequencer& sequencer() { return sequencer_; }
 
+  /// To be held while a call makes sure of its slots (SlotTable's Acquire, CheckHeld, BeginRelease) and enqueues its
+  /// claim on them: then nobody can release or acquire them in between, and a call never touches a slot that has
+  /// meanwhile become somebody else's, nor an acquired one before it is zero.
+  std::mutex& arrivals() { return arrivals_; }
+
  private:
   Cache(CacheSpec spec, StatePool pool)
       : spec_(std::move(spec)),
@@ -45,6 +51,7 @@ class Cache {
   const StatePool pool_;
   SlotTable slots_;
   SlotSequencer sequencer_;
+  std::mutex arrivals_;
 };
 
 }  // namespace gdpcache::cache

@@ -1,0 +1,72 @@
+#ifndef GDPCACHE_SERVER_ENGINE_PREFILL_REQUEST_H_
+#define GDPCACHE_SERVER_ENGINE_PREFILL_REQUEST_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace gdpcache::engine {
+
+/// Element type as a caller declares it.
+enum class ElementType : std::uint8_t { kUnspecified, kFloat32, kBFloat16, kFloat16, kUint8 };
+
+/// A tensor as a caller declares it; nothing of it is validated yet.
+struct TensorArgument {
+  bool present = false;
+  ElementType dtype = ElementType::kUnspecified;
+  absl::Span<const std::int64_t> shape;
+  const void* data = nullptr;  // row-major; nullptr where the bytes follow in frames
+  std::int64_t data_bytes = 0;
+};
+
+/// How the tensors' bytes reach the server.
+enum class TensorTransport : std::uint8_t {
+  kInline,  // TensorArgument::data
+  kStream,  // in frames after the header; a tensor that carries bytes is refused
+};
+
+enum class InitialStateSource : std::uint8_t { kSlot, kZero, kTensor };
+
+enum class StateSelectionMode : std::uint8_t { kNone, kAll, kSelected };
+
+struct BoundaryRef {
+  std::int64_t sequence = 0;
+  std::int64_t boundary = 0;
+
+  bool operator==(const BoundaryRef&) const = default;
+};
+
+/// One call of the recurrence as its caller sent it; prefill.proto documents the fields. Points into the caller's
+/// message, which must outlive it.
+struct PrefillRequest {
+  TensorTransport transport = TensorTransport::kInline;
+  std::int64_t layer = 0;
+  TensorArgument k;
+  TensorArgument w;
+  TensorArgument u;
+  TensorArgument g;
+  bool natural_decay = false;  // g holds natural logarithms, not log2
+  absl::Span<const std::int64_t> cu_seqlens;
+  std::int64_t batch = 0;
+  std::int64_t chunk_size = 0;
+  std::int64_t num_householder = 0;
+  absl::Span<const std::int64_t> chunk_offsets;
+  absl::Span<const std::int64_t> chunk_indices;
+  absl::Span<const std::int64_t> state_indices;
+  InitialStateSource initial_state_source = InitialStateSource::kSlot;
+  TensorArgument initial_state;
+  bool save_new_value = false;
+  bool output_final_state = false;
+  StateSelectionMode states = StateSelectionMode::kNone;
+  std::vector<BoundaryRef> selected;
+  ElementType states_dtype = ElementType::kUnspecified;
+  absl::Span<const std::int64_t> expected_positions;
+  bool check_finite = false;
+  TensorArgument auxiliary_state;
+};
+
+}  // namespace gdpcache::engine
+
+#endif  // GDPCACHE_SERVER_ENGINE_PREFILL_REQUEST_H_

@@ -1,0 +1,116 @@
+#ifndef GDPCACHE_SERVER_ENGINE_STAGING_POOL_H_
+#define GDPCACHE_SERVER_ENGINE_STAGING_POOL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+
+namespace gdpcache::engine {
+
+class StagingPool;
+
+/// What one call takes from the staging budget: at least what it reserved when it was admitted (so an admitted call
+/// does not run dry half-way), more while it uses more. Lives as long as the call or any of its buffers. Thread-safe.
+class StagingAccount : public std::enable_shared_from_this<StagingAccount> {
+ public:
+  class Buffer;
+
+  StagingAccount(const StagingAccount&) = delete;
+  StagingAccount& operator=(const StagingAccount&) = delete;
+  ~StagingAccount();
+
+  /// `size` bytes of host memory, at least 64-byte aligned, content undefined. RESOURCE_EXHAUSTED, worth a retry, when
+  /// they exceed both what is left of the reservation and what is left of the budget.
+  absl::StatusOr<Buffer> Acquire(std::size_t size);
+
+  /// Gives back what is reserved and not in use. For the end of a call whose results are still on their way out.
+  void EndReservation();
+
+  /// Bytes in buffers now.
+  std::int64_t in_use() const;
+
+ private:
+  friend class StagingPool;
+  StagingAccount(StagingPool& pool, std::int64_t reserved) : pool_(pool), reserved_(reserved) {}
+
+  StagingPool& pool_;
+  std::int64_t reserved_;  // guarded by pool_.mutex_, as is in_use_
+  std::int64_t in_use_ = 0;
+};
+
+/// Host memory of a call; returns to the pool when destroyed. Movable.
+class StagingAccount::Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&&) noexcept = default;
+  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { Reset(); }
+
+  std::byte* data() const { return block_.bytes(); }
+  std::size_t size() const { return size_; }
+  void Reset();
+
+ private:
+  friend class StagingAccount;
+  Buffer(std::shared_ptr<StagingAccount> account, kernels::Buffer block, std::size_t size)
+      : account_(std::move(account)), block_(std::move(block)), size_(size) {}
+
+  std::shared_ptr<StagingAccount> account_;
+  kernels::Buffer block_;  // a whole size class
+  std::size_t size_ = 0;
+};
+
+using StagingBuffer = StagingAccount::Buffer;
+
+/// The memory that inputs and results of calls pass through, bounded by one budget for the whole server. Freed blocks
+/// are kept for the next call, so that streaming does not pay for fresh pages at every segment: up to kRetainedBusy
+/// bytes while any call uses the pool and up to kRetainedIdle when none does. Kept blocks count against the budget but
+/// give way to whoever needs it. Thread-safe. Every account must be gone before the pool.
+class StagingPool {
+ public:
+  static constexpr std::int64_t kRetainedBusy = std::int64_t{128} << 20;
+  static constexpr std::int64_t kRetainedIdle = std::int64_t{32} << 20;
+
+  StagingPool(kernels::Backend& backend, std::int64_t budget) : backend_(backend), budget_(budget) {}
+  StagingPool(const StagingPool&) = delete;
+  StagingPool& operator=(const StagingPool&) = delete;
+
+  /// Admits a call that will use `reserve` bytes. RESOURCE_EXHAUSTED names need, budget and use; worth a retry unless
+  /// the call exceeds the whole budget.
+  absl::StatusOr<std::shared_ptr<StagingAccount>> Open(std::int64_t reserve);
+
+  std::int64_t budget() const { return budget_; }
+  /// Bytes reserved or in buffers; 0 when no call is in flight and no result is on its way out.
+  std::int64_t used() const;
+  /// Bytes of freed blocks kept for reuse.
+  std::int64_t retained() const;
+
+ private:
+  friend class StagingAccount;
+
+  /// The size class that serves `size` bytes: a power of two or one of three steps between.
+  static std::size_t BlockSize(std::size_t size);
+
+  std::int64_t ChargeOf(const StagingAccount& account) const;
+  void TrimLocked(std::int64_t level, std::vector<kernels::Buffer>& dropped);
+
+  kernels::Backend& backend_;
+  const std::int64_t budget_;
+  mutable std::mutex mutex_;
+  std::int64_t used_ = 0;      // sum of all accounts' max(reserved, in use)
+  std::int64_t retained_ = 0;  // sum of free_'s sizes
+  std::multimap<std::size_t, kernels::Buffer> free_;
+};
+
+}  // namespace gdpcache::engine
+
+#endif  // GDPCACHE_SERVER_ENGINE_STAGING_POOL_H_
