@@ -2,11 +2,14 @@
 #define GDPCACHE_SERVER_CACHE_CATALOG_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -18,6 +21,7 @@
 #include "kernels/backend.h"
 #include "server/cache/cache.h"
 #include "server/cache/clock.h"
+#include "server/cache/memory_budget.h"
 #include "server/cache/session.h"
 
 namespace gdpcache::cache {
@@ -46,7 +50,9 @@ class Catalog {
   /// Errors as cache.proto and state_cache.proto say.
   absl::StatusOr<Created> CreateCache(const CacheSpec& spec);
   absl::StatusOr<std::shared_ptr<Cache>> FindCache(absl::string_view name) const;
-  /// `on_deleted` runs once when the deletion is complete, maybe before the call returns; not after an error.
+  /// The name is free at once; `on_deleted` runs once when the memory is, maybe before the call returns and on whatever
+  /// thread lets go of the cache last, so it must be short and take no lock that a user of the cache may hold. It does
+  /// not run after an error.
   absl::Status DeleteCache(absl::string_view name, bool force, absl::AnyInvocable<void()> on_deleted);
 
   struct CacheSummary {
@@ -69,13 +75,52 @@ class Catalog {
   /// Ends every session whose lease has run out by the clock, and returns when the next one will (InfiniteFuture if
   /// none).
   absl::Time ExpireSessions();
+  /// From now on whatever names a session or makes a session or cache is UNAVAILABLE; sessions end as soon as their
+  /// running calls have. `on_drained` runs when the last one is gone.
+  void Drain(absl::AnyInvocable<void()> on_drained);
   /// Ends all sessions; `on_closed` runs when the last one is gone. For shutdown.
   void CloseAllSessions(absl::AnyInvocable<void()> on_closed);
 
-  std::int64_t state_memory_used() const;
+  std::int64_t state_memory_used() const { return budget_->used(); }
+  /// Sessions that are open, and ended ones whose calls have not.
   std::int64_t session_count() const;
 
-  // Private members: the implementation's choice.
+ private:
+  struct Holding;  // a cache with what it counts for
+  struct Entry {
+    std::shared_ptr<Holding> holding;
+    std::int64_t sessions = 0;  // open ones
+  };
+  struct Living {
+    std::shared_ptr<Session> session;
+    absl::Time indexed;  // its place in expiry_; never later than its expiry
+  };
+  // A session that has just stopped being open; its End is to be called without the lock.
+  struct Removed {
+    std::shared_ptr<Session> session;
+    std::shared_ptr<Holding> unused_cache;  // an ephemeral cache that went with it
+  };
+
+  static std::shared_ptr<Cache> CacheOf(const Entry& entry);
+  Removed RemoveLocked(std::shared_ptr<Session> session);
+  void End(Removed removed, absl::AnyInvocable<void()> on_closed);
+  absl::AnyInvocable<void()> Finisher(std::shared_ptr<Session> session, absl::AnyInvocable<void()> on_closed);
+  absl::Status CheckServingLocked() const;
+
+  kernels::Backend& backend_;
+  const Clock& clock_;
+  const CatalogLimits limits_;
+  const std::shared_ptr<MemoryBudget> budget_;  // shared with the caches, which may outlive the catalog
+
+  std::mutex create_mutex_;  // one creation at a time; taken before mutex_
+  mutable std::mutex mutex_;
+  bool draining_ = false;
+  std::map<std::string, Entry, std::less<>> caches_;
+  absl::flat_hash_map<std::string, std::shared_ptr<Session>> open_;  // by id
+  absl::flat_hash_map<SessionKey, Living> living_;                   // open ones, and ended ones with calls left
+  std::set<std::pair<absl::Time, SessionKey>> expiry_;               // of open ones
+  SessionKey next_key_ = 1;
+  std::vector<absl::AnyInvocable<void()>> on_no_sessions_;
 };
 
 }  // namespace gdpcache::cache

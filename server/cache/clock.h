@@ -1,6 +1,8 @@
 #ifndef GDPCACHE_SERVER_CACHE_CLOCK_H_
 #define GDPCACHE_SERVER_CACHE_CLOCK_H_
 
+#include <chrono>
+
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
@@ -16,9 +18,16 @@ class Clock {
   virtual absl::Time Now() const = 0;
 };
 
+/// The time of day when it was made, going on steadily: setting the system's clock neither expires nor prolongs leases.
 class RealClock final : public Clock {
  public:
-  absl::Time Now() const override { return absl::Now(); }
+  absl::Time Now() const override {
+    return start_ + absl::FromChrono(std::chrono::steady_clock::now() - steady_start_);
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point steady_start_ = std::chrono::steady_clock::now();
+  const absl::Time start_ = absl::Now();
 };
 
 }  // namespace gdpcache::cache

@@ -14,13 +14,16 @@
 /// edge turns them into google.rpc messages.
 namespace gdpcache::cache {
 
+/// A name somebody sent, for a message: in quotes, escaped, cut when long.
+std::string Quoted(absl::string_view name);
+
 /// INVALID_ARGUMENT about one request field, e.g. ("state_indices[3]", "is 17; the cache has 8 slots").
 absl::Status InvalidField(absl::string_view field, absl::string_view description);
 
 /// RESOURCE_EXHAUSTED that is worth another try after `retry_after`.
 absl::Status Exhausted(absl::string_view message, absl::Duration retry_after);
 
-/// `code` about a named "cache", "session" or "slot".
+/// `code` about a named "cache", "session" or "slot". A long name is cut.
 absl::Status ResourceError(absl::StatusCode code, absl::string_view resource_type, absl::string_view resource_name,
                            absl::string_view message);
 

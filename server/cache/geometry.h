@@ -32,6 +32,11 @@ struct Geometry {
 
   /// Memory of the whole cache. Only for a valid geometry.
   std::int64_t total_bytes() const { return layers * slots * (state_bytes() + auxiliary_bytes); }
+
+  /// What the cache counts against the server's state memory: total_bytes(), and the host memory that its bookkeeping
+  /// may need as far as that exceeds a quarter of it. Only caches of very small states (some 400 bytes) pay anything;
+  /// without it a huge number of them would take host memory that nobody counts. Only for a valid geometry.
+  std::int64_t memory_charge() const;
 };
 
 /// "heads is 8, not 16; layers is ..." — how `wanted` differs from `existing`; empty when equal.

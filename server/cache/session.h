@@ -15,7 +15,7 @@
 
 namespace gdpcache::cache {
 
-/// A caller's lease on slots of one cache. Thread-safe; made and ended by the SessionRegistry.
+/// A caller's lease on slots of one cache. Thread-safe; made and ended by the Catalog.
 class Session : public std::enable_shared_from_this<Session> {
  public:
   /// A running call of the session. While it lives the session's slots stay with the session, even after its end.
@@ -63,7 +63,8 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Time expires_at() const;
 
   /// Registers a call. `cancel` runs at most once, without a lock held, if the session ends before the call does: it
-  /// must make the call end soon and must not block. NOT_FOUND once the session has ended.
+  /// must make the call end soon and must not block. It may still be running, on another thread, when the call ends.
+  /// NOT_FOUND once the session has ended.
   absl::StatusOr<Call> BeginCall(absl::AnyInvocable<void()> cancel);
 
   /// Moves the expiry to `now` + ttl; for calls that last. No effect once ended.
@@ -73,6 +74,12 @@ class Session : public std::enable_shared_from_this<Session> {
   /// is left: on this thread before End returns, or on the thread that ends the last call. False (and no on_drained) if
   /// the session had already ended.
   bool End(absl::AnyInvocable<void()> on_drained);
+
+  /// As End, but leaves the running calls to end by themselves, or by CancelCalls.
+  bool Drain(absl::AnyInvocable<void()> on_drained);
+
+  /// Cancels the running calls of a session that has ended. No effect before, or for calls cancelled already.
+  void CancelCalls();
 
  private:
   const std::string id_;

@@ -3,10 +3,8 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <vector>
+#include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/types/span.h"
 
@@ -18,13 +16,23 @@ namespace gdpcache::cache {
 /// Enqueueing a claim takes all its places in one step, so claims never deadlock. Each claim remembers only its direct
 /// successors; a place remembers only its last claim.
 class SlotSequencer {
+  struct Node;
+  struct State;
+
  public:
-  /// A claim's hold; releasing it (destruction, too) lets its successors run. Movable.
+  /// A claim's hold; releasing it (destruction, too) lets its successors run. Movable. May outlive its sequencer.
   class Claim {
    public:
     Claim() = default;
-    Claim(Claim&& other) noexcept;
-    Claim& operator=(Claim&& other) noexcept;
+    Claim(Claim&& other) noexcept = default;
+    Claim& operator=(Claim&& other) noexcept {
+      if (this != &other) {
+        Release();
+        state_ = std::move(other.state_);
+        node_ = std::move(other.node_);
+      }
+      return *this;
+    }
     Claim(const Claim&) = delete;
     Claim& operator=(const Claim&) = delete;
     ~Claim() { Release(); }
@@ -34,27 +42,27 @@ class SlotSequencer {
 
    private:
     friend class SlotSequencer;
-    struct Node;
-    Claim(SlotSequencer* sequencer, std::shared_ptr<Node> node);
-    SlotSequencer* sequencer_ = nullptr;
+    Claim(std::shared_ptr<State> state, std::shared_ptr<Node> node)
+        : state_(std::move(state)), node_(std::move(node)) {}
+    std::shared_ptr<State> state_;
     std::shared_ptr<Node> node_;
   };
 
-  explicit SlotSequencer(std::int64_t slots) : slots_(slots) {}
+  explicit SlotSequencer(std::int64_t slots);
   SlotSequencer(const SlotSequencer&) = delete;
   SlotSequencer& operator=(const SlotSequencer&) = delete;
-  ~SlotSequencer();
+  ~SlotSequencer() = default;
 
   /// Claims every (layer, slot) of the cross product. `on_ready` runs once, without a lock held, when all earlier
   /// claims have been released: on this thread before Enqueue returns if there are none, else on the thread that
-  /// releases the last one; it must be short and must not block. Duplicates are allowed.
+  /// releases the last one (after its Release returns, where that is called by another claim's on_ready); it must be
+  /// short and must not block. Duplicates are allowed.
   Claim Enqueue(absl::Span<const std::int64_t> layers, absl::Span<const std::int64_t> slots,
                 absl::AnyInvocable<void()> on_ready);
 
  private:
   const std::int64_t slots_;
-  std::mutex mutex_;
-  absl::flat_hash_map<std::int64_t, std::shared_ptr<Claim::Node>> last_;  // by layer * slots + slot
+  const std::shared_ptr<State> state_;  // shared with the claims
 };
 
 }  // namespace gdpcache::cache

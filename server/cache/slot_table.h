@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -52,7 +51,13 @@ class SlotTable {
     std::int64_t max_position = 0;
   };
   std::vector<Held> ListHeld() const;  // ascending
-  std::int64_t free_count() const;
+
+  struct Counts {
+    std::int64_t free = 0;
+    std::int64_t held = 0;
+  };
+  Counts counts() const;
+  std::int64_t free_count() const { return counts().free; }
 
  private:
   enum class Use : std::uint8_t { kFree, kHeld, kReleasing };
@@ -64,10 +69,16 @@ class SlotTable {
   absl::Status CheckHeldLocked(SessionKey session, absl::Span<const std::int64_t> slots, absl::string_view field,
                                bool allow_padding) const;
 
+  void FreeLocked(std::int64_t slot);
+  std::int64_t& PositionAt(std::int64_t layer, std::int64_t slot) { return positions_[layer * total() + slot]; }
+  std::int64_t PositionAt(std::int64_t layer, std::int64_t slot) const { return positions_[layer * total() + slot]; }
+  std::int64_t total() const { return static_cast<std::int64_t>(slots_.size()); }
+
   const std::int64_t layers_;
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;
-  std::set<std::int64_t> free_;
+  std::vector<std::int64_t> free_;  // a heap, the lowest first
+  std::int64_t held_ = 0;
   std::vector<std::int64_t> positions_;  // [layers, slots]
 };
 

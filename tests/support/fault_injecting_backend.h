@@ -1,0 +1,72 @@
+#ifndef GDPCACHE_TESTS_SUPPORT_FAULT_INJECTING_BACKEND_H_
+#define GDPCACHE_TESTS_SUPPORT_FAULT_INJECTING_BACKEND_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "kernels/backend.h"
+
+namespace gdpcache::test {
+
+/// Passes every call on to a real backend, except those it has been told to fail or to hold up. Thread-safe.
+class FaultInjectingBackend final : public kernels::Backend {
+ public:
+  enum class Operation : std::uint8_t {
+    kAllocate,
+    kCreateStream,
+    kRunRecurrence,
+    kCopyStates,
+    kCopyBytes,
+    kZeroBytes,
+    kFindNonFinite,
+    kSynchronize,
+  };
+  static constexpr std::size_t kOperations = 8;
+
+  /// `real` must outlive this.
+  explicit FaultInjectingBackend(kernels::Backend& real) : real_(real) {}
+
+  /// The next `passed` calls of the operation pass, the one after fails with `status`.
+  void FailAfter(Operation operation, std::int64_t passed, absl::Status status);
+
+  /// Runs at the start of each call of the operation, on its thread: may block, to hold the call up.
+  void BeforeEach(Operation operation, std::function<void()> hook);
+
+  std::int64_t calls(Operation operation) const;
+
+  kernels::DeviceInfo device_info() const override { return real_.device_info(); }
+  absl::StatusOr<kernels::Buffer> Allocate(std::size_t size, kernels::MemoryKind kind) override;
+  absl::StatusOr<std::unique_ptr<kernels::Stream>> CreateStream() override;
+  absl::Status RunRecurrence(const kernels::RecurrenceShape& shape, absl::Span<const kernels::Sequence> sequences,
+                             kernels::Stream& stream) override;
+  absl::Status CopyStates(const kernels::RecurrenceShape& shape, absl::Span<const kernels::StateCopy> copies,
+                          kernels::Stream& stream) override;
+  absl::Status CopyBytes(absl::Span<const kernels::ByteCopy> copies, kernels::Stream& stream) override;
+  absl::Status ZeroBytes(absl::Span<const kernels::ByteRange> ranges, kernels::Stream& stream) override;
+  absl::StatusOr<std::int64_t> FindNonFinite(absl::Span<const kernels::FiniteCheck> ranges,
+                                             kernels::Stream& stream) override;
+  absl::Status Synchronize(kernels::Stream& stream) override;
+
+ private:
+  struct Plan {
+    std::int64_t calls = 0;
+    std::int64_t passes = -1;  // -1: fails none
+    absl::Status failure;
+    std::function<void()> hook;
+  };
+
+  absl::Status Enter(Operation operation);
+  // Buffers come from and go back to the real backend.
+  void Free(void* /*data*/, std::size_t /*size*/, kernels::MemoryKind /*kind*/) noexcept override {}
+
+  kernels::Backend& real_;
+  mutable std::mutex mutex_;
+  std::array<Plan, kOperations> plans_;
+};
+
+}  // namespace gdpcache::test
+
+#endif  // GDPCACHE_TESTS_SUPPORT_FAULT_INJECTING_BACKEND_H_

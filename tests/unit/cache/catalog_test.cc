@@ -1,0 +1,495 @@
+#include "server/cache/catalog.h"
+
+#include <atomic>
+#include <limits>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/cache/errors.h"
+#include "tests/support/fault_injecting_backend.h"
+#include "tests/support/heap_backend.h"
+#include "tests/support/manual_clock.h"
+
+namespace gdpcache::cache {
+namespace {
+
+using test::FaultInjectingBackend;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kSlots = 16;
+
+CacheSpec Spec(std::string name) {
+  CacheSpec spec;
+  spec.name = std::move(name);
+  spec.geometry.layers = 2;
+  spec.geometry.slots = kSlots;
+  spec.geometry.heads = 2;
+  spec.geometry.key_dim = 16;
+  spec.geometry.value_dim = 16;
+  spec.fingerprint = "model@1";
+  return spec;
+}
+
+const std::int64_t kCharge = Spec("").geometry.memory_charge();
+
+CatalogLimits Limits() {
+  CatalogLimits limits;
+  limits.max_caches = 3;
+  limits.max_sessions = 4;
+  limits.state_memory_bytes = 10 * kCharge;
+  limits.default_session_ttl = absl::Seconds(60);
+  limits.max_session_ttl = absl::Hours(1);
+  return limits;
+}
+
+class CatalogTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<Session> Open(absl::string_view cache, absl::Duration ttl = absl::ZeroDuration()) {
+    absl::StatusOr<std::shared_ptr<Session>> session = catalog_.OpenSession(cache, ttl, "test");
+    EXPECT_TRUE(session.ok()) << session.status();
+    return *session;
+  }
+
+  test::HeapBackend heap_;
+  FaultInjectingBackend backend_{heap_};
+  test::ManualClock clock_;
+  Catalog catalog_{backend_, clock_, Limits()};
+};
+
+// Caches.
+
+TEST_F(CatalogTest, CreatingAnEqualCacheAgainSharesIt) {
+  const absl::StatusOr<Catalog::Created> first = catalog_.CreateCache(Spec("models/a"));
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(first->created);
+  const absl::StatusOr<Catalog::Created> second = catalog_.CreateCache(Spec("models/a"));
+  ASSERT_TRUE(second.ok());
+  EXPECT_FALSE(second->created);
+  EXPECT_EQ(first->cache, second->cache);
+  EXPECT_EQ(catalog_.state_memory_used(), kCharge);
+}
+
+TEST_F(CatalogTest, AnotherCacheOfTheNameIsRefusedNamingTheDifference) {
+  ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
+  CacheSpec other = Spec("a");
+  other.geometry.heads = 4;
+  other.fingerprint = "model@2";
+  other.ephemeral = true;
+  const absl::Status status = catalog_.CreateCache(other).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(status.message(),
+            "cache 'a' exists and differs: heads is 2, not 4; fingerprint is 'model@1', not 'model@2'; ephemeral is "
+            "false, not true");
+  EXPECT_EQ(ResourceOf(status)->type, "cache");
+  EXPECT_EQ(ResourceOf(status)->name, "a");
+}
+
+TEST_F(CatalogTest, NamesAreChecked) {
+  for (const std::string& name : {std::string(), std::string(129, 'a'), std::string("a\0b", 3), std::string("a b"),
+                                  std::string("a\n"), std::string("\xc3\xa4"), std::string("a\\b")}) {
+    const absl::Status status = catalog_.CreateCache(Spec(name)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name;
+    EXPECT_EQ(FieldViolationOf(status)->field, "name");
+    EXPECT_EQ(FieldViolationOf(catalog_.FindCache(name).status())->field, "cache");
+    EXPECT_EQ(FieldViolationOf(catalog_.DeleteCache(name, false, [] {}))->field, "name");
+    EXPECT_EQ(FieldViolationOf(catalog_.OpenSession(name, absl::ZeroDuration(), "").status())->field, "cache");
+  }
+  EXPECT_TRUE(catalog_.CreateCache(Spec(std::string(128, 'a'))).ok());
+  EXPECT_TRUE(catalog_.CreateCache(Spec("Az09._-/x")).ok());
+}
+
+TEST_F(CatalogTest, GeometryAndFingerprintAreChecked) {
+  CacheSpec spec = Spec("a");
+  spec.geometry.key_dim = 257;
+  EXPECT_EQ(FieldViolationOf(catalog_.CreateCache(spec).status())->field, "geometry.key_dim");
+  spec = Spec("a");
+  spec.fingerprint.assign(1'025, 'f');
+  EXPECT_EQ(FieldViolationOf(catalog_.CreateCache(spec).status())->field, "fingerprint");
+  EXPECT_EQ(heap_.allocated_bytes(), 0);
+}
+
+TEST_F(CatalogTest, MemoryIsCountedUntilTheLastUserHasLetGo) {
+  CacheSpec large = Spec("large");
+  large.geometry.slots *= 6;
+  std::shared_ptr<Cache> user = catalog_.CreateCache(large)->cache;
+  EXPECT_EQ(catalog_.state_memory_used(), 6 * kCharge);
+  bool deleted = false;
+  ASSERT_TRUE(catalog_.DeleteCache("large", false, [&deleted] { deleted = true; }).ok());
+  EXPECT_TRUE(catalog_.ListCaches().empty()) << "the name is free at once";
+  EXPECT_FALSE(deleted);
+  const absl::Status status = catalog_.CreateCache(large).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(RetryAfterOf(status).has_value());
+  user.reset();
+  EXPECT_TRUE(deleted);
+  EXPECT_EQ(catalog_.state_memory_used(), 0);
+  EXPECT_EQ(heap_.allocated_bytes(), 0);
+  EXPECT_TRUE(catalog_.CreateCache(large).ok());
+}
+
+TEST_F(CatalogTest, ACacheThatCanNeverFitGetsNoHintToTryAgain) {
+  CacheSpec spec = Spec("huge");
+  spec.geometry.slots = 16'777'216;
+  const absl::Status status = catalog_.CreateCache(spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(RetryAfterOf(status).has_value());
+  EXPECT_EQ(catalog_.state_memory_used(), 0);
+}
+
+TEST_F(CatalogTest, AFailedAllocationLeavesNothingBehind) {
+  CacheSpec spec = Spec("a");
+  spec.geometry.auxiliary_bytes = 8;
+  for (const int passed : {0, 1}) {
+    backend_.FailAfter(FaultInjectingBackend::Operation::kAllocate, passed, absl::ResourceExhaustedError("none"));
+    EXPECT_EQ(catalog_.CreateCache(spec).status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(heap_.allocated_bytes(), 0);
+    EXPECT_EQ(catalog_.state_memory_used(), 0);
+    EXPECT_TRUE(catalog_.ListCaches().empty());
+  }
+  EXPECT_TRUE(catalog_.CreateCache(spec).ok());
+}
+
+TEST_F(CatalogTest, TheNumberOfCachesIsLimited) {
+  for (const char* name : {"a", "b", "c"}) ASSERT_TRUE(catalog_.CreateCache(Spec(name)).ok());
+  EXPECT_EQ(catalog_.CreateCache(Spec("d")).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(catalog_.CreateCache(Spec("b")).ok()) << "an existing one needs no room";
+}
+
+TEST_F(CatalogTest, ListsCachesByNameWithTheirOpenSessions) {
+  ASSERT_TRUE(catalog_.CreateCache(Spec("b")).ok());
+  ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
+  const std::shared_ptr<Session> session = Open("b");
+  const std::vector<Catalog::CacheSummary> caches = catalog_.ListCaches();
+  ASSERT_EQ(caches.size(), 2u);
+  EXPECT_EQ(caches[0].cache->spec().name, "a");
+  EXPECT_EQ(caches[0].sessions, 0);
+  EXPECT_EQ(caches[1].sessions, 1);
+}
+
+TEST_F(CatalogTest, DeletingAnUnknownCacheIsNotFound) {
+  bool deleted = false;
+  const absl::Status status = catalog_.DeleteCache("a", true, [&deleted] { deleted = true; });
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ResourceOf(status)->name, "a");
+  EXPECT_FALSE(deleted);
+}
+
+TEST_F(CatalogTest, OpenSessionsKeepACacheUnlessForced) {
+  ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
+  std::shared_ptr<Session> session = Open("a");
+  std::optional<Session::Call> call;
+  bool cancelled = false;
+  call = session->BeginCall([&cancelled] { cancelled = true; }).value();
+  bool deleted = false;
+  const auto on_deleted = [&deleted] { deleted = true; };
+  const absl::Status status = catalog_.DeleteCache("a", false, on_deleted);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("1 open sessions"));
+
+  ASSERT_TRUE(catalog_.DeleteCache("a", true, on_deleted).ok());
+  EXPECT_TRUE(cancelled);
+  EXPECT_EQ(catalog_.FindSession(session->id()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(catalog_.FindCache("a").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(catalog_.CreateCache(Spec("a")).ok()) << "the name is free";
+  session.reset();
+  EXPECT_FALSE(deleted) << "a call is still running";
+  call.reset();
+  EXPECT_TRUE(deleted);
+  EXPECT_EQ(catalog_.ListCaches().at(0).sessions, 0);
+  EXPECT_EQ(catalog_.session_count(), 0);
+  EXPECT_EQ(catalog_.state_memory_used(), kCharge) << "the new one";
+}
+
+TEST_F(CatalogTest, AnEphemeralCacheGoesWithItsLastSession) {
+  CacheSpec spec = Spec("tmp");
+  spec.ephemeral = true;
+  ASSERT_TRUE(catalog_.CreateCache(spec).ok());
+  std::shared_ptr<Session> first = Open("tmp");
+  std::shared_ptr<Session> second = Open("tmp");
+  ASSERT_TRUE(catalog_.CloseSession(first->id(), [] {}).ok());
+  EXPECT_TRUE(catalog_.FindCache("tmp").ok());
+  ASSERT_TRUE(catalog_.CloseSession(second->id(), [] {}).ok());
+  EXPECT_FALSE(catalog_.FindCache("tmp").ok());
+  EXPECT_EQ(catalog_.OpenSession("tmp", absl::ZeroDuration(), "").status().code(), absl::StatusCode::kNotFound);
+  first.reset();
+  second.reset();
+  EXPECT_EQ(catalog_.state_memory_used(), 0);
+  EXPECT_EQ(heap_.allocated_bytes(), 0);
+}
+
+TEST_F(CatalogTest, AnEndingSessionDoesNotTouchANewCacheOfTheOldName) {
+  CacheSpec spec = Spec("tmp");
+  spec.ephemeral = true;
+  ASSERT_TRUE(catalog_.CreateCache(spec).ok());
+  const std::shared_ptr<Session> old = Open("tmp");
+  Session::Call call = old->BeginCall([] {}).value();
+  ASSERT_TRUE(catalog_.DeleteCache("tmp", true, [] {}).ok());
+  ASSERT_TRUE(catalog_.CreateCache(spec).ok());
+  const std::shared_ptr<Session> current = Open("tmp");
+  call.End();
+  EXPECT_TRUE(catalog_.FindSession(current->id()).ok());
+  EXPECT_EQ(catalog_.ListCaches().at(0).sessions, 1);
+}
+
+// Sessions.
+
+TEST_F(CatalogTest, SessionIdsAre128BitsAndAllDifferent) {
+  ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
+  std::set<std::string> ids;
+  for (int n = 0; n < 1'000; ++n) {
+    const std::string id = Open("a")->id();
+    EXPECT_EQ(id.size(), 32u);
+    EXPECT_EQ(id.find_first_not_of("0123456789abcdef"), std::string::npos) << id;
+    ids.insert(id);
+    ASSERT_TRUE(catalog_.CloseSession(id, [] {}).ok());
+  }
+  EXPECT_EQ(ids.size(), 1'000u);
+}
+
+TEST_F(CatalogTest, TimesToLiveAreChecked) {
+  ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
+  EXPECT_EQ(Open("a")->ttl(), absl::Seconds(60));
+  EXPECT_EQ(Open("a", absl::Milliseconds(100))->ttl(), absl::Milliseconds(100));
+  EXPECT_EQ(Open("a", absl::Hours(1))->ttl(), absl::Hours(1));
+  for (const absl::Duration ttl :
+       {absl::Milliseconds(99), absl::Milliseconds(-1), absl::Hours(1) + absl::Milliseconds(1),
+        absl::Milliseconds(std::numeric_limits<std::int64_t>::max()),
+        absl::Milliseconds(std::numeric_limits<std::int64_t>::min())}) {
+    const absl::Status status = catalog_.OpenSession("a", ttl, "").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << ttl;
+    EXPECT_EQ(FieldViolationOf(status)->field, "ttl_ms");
+  }
+}
+
+TEST_F(CatalogTest, ClientNamesAreChecked) {
+  ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
+  for (const std::string& name : {std::string(129, 'c'), std::string("a\0b", 3), std::string("line\nbreak")}) {
+    const absl::Status status = catalog_.OpenSession("a", absl::ZeroDuration(), name).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(FieldViolationOf(status)->field, "client_name");
+  }
+  EXPECT_TRUE(catalog_.OpenSession("a", absl::ZeroDuration(), std::string(128, 'c')).ok());
+}
+
+TEST_F(CatalogTest, TheNumberOfSessionsIsLimited) {
+  ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
+  for (int n = 0; n < 3; ++n) Open("a");
+  const std::string last = Open("a")->id();
+  const absl::Status status = catalog_.OpenSession("a", absl::ZeroDuration(), "").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(RetryAfterOf(status).has_value());
+  ASSERT_TRUE(catalog_.CloseSession(last, [] {}).ok());
+  Open("a");
+}
+
+TEST_F(CatalogTest, ClosingFreesTheSlotsOnceTheCallsHaveEnded) {
+  const std::shared_ptr<Cache> cache = catalog_.CreateCache(Spec("a"))->cache;
+  const std::shared_ptr<Session> session = Open("a");
+  ASSERT_TRUE(cache->slots().Acquire(session->key(), 5).ok());
+  Session::Call call = session->BeginCall([] {}).value();
+  bool closed = false;
+  ASSERT_TRUE(catalog_
+                  .CloseSession(session->id(),
+                                [&] {
+                                  closed = true;
+                                  EXPECT_EQ(cache->slots().free_count(), kSlots);
+                                })
+                  .ok());
+  EXPECT_FALSE(closed);
+  EXPECT_EQ(cache->slots().free_count(), kSlots - 5);
+  EXPECT_EQ(catalog_.ClientName(session->key()), "test") << "its slots are still listed";
+  EXPECT_EQ(catalog_.CloseSession(session->id(), [] {}).code(), absl::StatusCode::kNotFound);
+  call.End();
+  EXPECT_TRUE(closed);
+  EXPECT_EQ(catalog_.ClientName(session->key()), std::nullopt);
+  EXPECT_EQ(catalog_.ExpiresAt(session->key()), std::nullopt);
+}
+
+TEST_F(CatalogTest, UnknownSessionsAreNotFound) {
+  for (const std::string& id : {std::string(), std::string("0123"), std::string(1 << 20, 'x'), std::string("\0", 1)}) {
+    const absl::Status status = catalog_.FindSession(id).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(ResourceOf(status)->type, "session");
+    EXPECT_EQ(catalog_.CloseSession(id, [] {}).code(), absl::StatusCode::kNotFound);
+  }
+}
+
+TEST_F(CatalogTest, SessionsExpireByTheClockUnlessRenewed) {
+  const std::shared_ptr<Cache> cache = catalog_.CreateCache(Spec("a"))->cache;
+  EXPECT_EQ(catalog_.ExpireSessions(), absl::InfiniteFuture());
+  const absl::Time start = clock_.Now();
+  const std::shared_ptr<Session> idle = Open("a", absl::Seconds(10));
+  const std::shared_ptr<Session> busy = Open("a", absl::Seconds(10));
+  ASSERT_TRUE(cache->slots().Acquire(idle->key(), 2).ok());
+  ASSERT_TRUE(cache->slots().Acquire(busy->key(), 3).ok());
+  EXPECT_EQ(catalog_.ExpireSessions(), start + absl::Seconds(10));
+  clock_.Advance(absl::Seconds(6));
+  ASSERT_TRUE(catalog_.FindSession(busy->id()).ok());
+  EXPECT_EQ(catalog_.ExpiresAt(busy->key()), start + absl::Seconds(16));
+  clock_.Advance(absl::Seconds(4));
+  EXPECT_EQ(catalog_.ExpireSessions(), start + absl::Seconds(16));
+  EXPECT_EQ(catalog_.FindSession(idle->id()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(cache->slots().free_count(), kSlots - 3);
+  busy->Renew(clock_.Now());
+  EXPECT_EQ(catalog_.ExpireSessions(), start + absl::Seconds(20))
+      << "a session may be renewed behind the catalog's back";
+  clock_.Advance(absl::Seconds(11));
+  EXPECT_EQ(catalog_.ExpireSessions(), absl::InfiniteFuture());
+  EXPECT_EQ(cache->slots().free_count(), kSlots);
+  EXPECT_EQ(catalog_.session_count(), 0);
+}
+
+TEST_F(CatalogTest, AnExpiredSessionIsNotFoundEvenBeforeAnybodyCollectsIt) {
+  const std::shared_ptr<Cache> cache = catalog_.CreateCache(Spec("a"))->cache;
+  const std::shared_ptr<Session> session = Open("a", absl::Seconds(10));
+  ASSERT_TRUE(cache->slots().Acquire(session->key(), 2).ok());
+  clock_.Advance(absl::Seconds(10));
+  EXPECT_EQ(catalog_.FindSession(session->id()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(cache->slots().free_count(), kSlots);
+}
+
+TEST_F(CatalogTest, ExpiryCancelsRunningCalls) {
+  ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
+  const std::shared_ptr<Session> session = Open("a", absl::Seconds(10));
+  bool cancelled = false;
+  const Session::Call call = session->BeginCall([&cancelled] { cancelled = true; }).value();
+  clock_.Advance(absl::Seconds(10));
+  catalog_.ExpireSessions();
+  EXPECT_TRUE(cancelled);
+}
+
+// Shutdown.
+
+TEST_F(CatalogTest, DrainingRefusesNewWorkAndWaitsForRunningCalls) {
+  const std::shared_ptr<Cache> cache = catalog_.CreateCache(Spec("a"))->cache;
+  const std::shared_ptr<Session> idle = Open("a");
+  const std::shared_ptr<Session> busy = Open("a");
+  bool cancelled = false;
+  Session::Call call = busy->BeginCall([&cancelled] { cancelled = true; }).value();
+  bool drained = false;
+  catalog_.Drain([&drained] { drained = true; });
+  EXPECT_EQ(catalog_.session_count(), 1);
+  EXPECT_FALSE(cancelled);
+  EXPECT_EQ(catalog_.FindSession(busy->id()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(catalog_.CloseSession(busy->id(), [] {}).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(catalog_.OpenSession("a", absl::ZeroDuration(), "").status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(catalog_.CreateCache(Spec("b")).status().code(), absl::StatusCode::kUnavailable);
+  bool closed = false;
+  catalog_.CloseAllSessions([&closed] { closed = true; });
+  EXPECT_TRUE(cancelled);
+  EXPECT_FALSE(drained || closed);
+  call.End();
+  EXPECT_TRUE(drained && closed);
+  EXPECT_EQ(cache->slots().free_count(), kSlots);
+}
+
+TEST_F(CatalogTest, WithoutSessionsShutdownIsImmediate) {
+  bool drained = false;
+  bool closed = false;
+  catalog_.Drain([&drained] { drained = true; });
+  catalog_.CloseAllSessions([&closed] { closed = true; });
+  EXPECT_TRUE(drained && closed);
+}
+
+TEST_F(CatalogTest, CloseAllSessionsEndsOpenOnesToo) {
+  const std::shared_ptr<Cache> cache = catalog_.CreateCache(Spec("a"))->cache;
+  for (int n = 0; n < 3; ++n) ASSERT_TRUE(cache->slots().Acquire(Open("a")->key(), 2).ok());
+  bool closed = false;
+  catalog_.CloseAllSessions([&closed] { closed = true; });
+  EXPECT_TRUE(closed);
+  EXPECT_EQ(cache->slots().free_count(), kSlots);
+  EXPECT_EQ(catalog_.session_count(), 0);
+}
+
+// Bookkeeping under load: sessions opened, used, closed, abandoned to expiry and cut off in the middle of calls.
+TEST(CatalogThreadsTest, TenThousandSessionsLeaveNothingBehind) {
+  constexpr int kThreads = 4;
+  constexpr int kSessions = 2'500;
+  test::HeapBackend heap;
+  test::ManualClock clock;
+  CatalogLimits limits = Limits();
+  limits.max_sessions = 1'000'000;
+  Catalog catalog(heap, clock, limits);
+  const std::shared_ptr<Cache> cache = catalog.CreateCache(Spec("shared"))->cache;
+  std::atomic<int> closed = 0;
+  std::atomic<int> closes = 0;
+  std::vector<std::thread> threads;
+  for (int n = 0; n < kThreads; ++n) {
+    threads.emplace_back([&, n] {
+      std::mt19937 random(n);
+      for (int round = 0; round < kSessions; ++round) {
+        const std::shared_ptr<Session> session = catalog.OpenSession("shared", absl::Seconds(1), "x").value();
+        absl::StatusOr<Session::Call> call = session->BeginCall([] {});
+        if (call.ok()) {  // else it has expired already
+          const auto slots = cache->slots().Acquire(session->key(), 1 + random() % 3);
+          if (slots.ok() && random() % 2 == 0) {
+            EXPECT_TRUE(cache->slots().BeginRelease(session->key(), *slots, "slots").ok());
+            cache->slots().FinishRelease(*slots);
+          }
+        }
+        switch (random() % 3) {
+          case 0:  // closed, the call still running
+            if (catalog.CloseSession(session->id(), [&closed] { ++closed; }).ok()) ++closes;
+            break;
+          case 1:  // closed after the call
+            if (call.ok()) call->End();
+            if (catalog.CloseSession(session->id(), [&closed] { ++closed; }).ok()) ++closes;
+            break;
+          default:  // killed
+            clock.Advance(absl::Milliseconds(100));
+            catalog.ExpireSessions();
+        }
+        const SlotTable::Counts counts = cache->slots().counts();
+        EXPECT_GE(counts.free, 0);
+        EXPECT_GE(counts.held, 0);
+        EXPECT_LE(counts.free + counts.held, kSlots);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  clock.Advance(absl::Seconds(2));
+  EXPECT_EQ(catalog.ExpireSessions(), absl::InfiniteFuture());
+  EXPECT_EQ(closed, closes);
+  EXPECT_EQ(catalog.session_count(), 0);
+  EXPECT_EQ(cache->slots().counts().free, kSlots);
+  EXPECT_EQ(cache->slots().counts().held, 0);
+}
+
+TEST(CatalogThreadsTest, CachesCreatedAndDeletedConcurrentlyReturnTheirMemory) {
+  constexpr int kThreads = 4;
+  test::HeapBackend heap;
+  test::ManualClock clock;
+  CatalogLimits limits = Limits();
+  limits.max_sessions = 100;
+  Catalog catalog(heap, clock, limits);
+  std::atomic<int> deletions = 0;
+  std::atomic<int> deleted = 0;
+  std::vector<std::thread> threads;
+  for (int n = 0; n < kThreads; ++n) {
+    threads.emplace_back([&, n] {
+      for (int round = 0; round < 300; ++round) {
+        CacheSpec spec = Spec(round % 2 == 0 ? "a" : "b");
+        spec.ephemeral = round % 4 >= 2;
+        const absl::StatusOr<Catalog::Created> created = catalog.CreateCache(spec);
+        const auto session = catalog.OpenSession(spec.name, absl::ZeroDuration(), "x");
+        if (session.ok() && n % 2 == 0) catalog.CloseSession((*session)->id(), [] {}).IgnoreError();
+        if (catalog.DeleteCache(spec.name, true, [&deleted] { ++deleted; }).ok()) ++deletions;
+        EXPECT_LE(catalog.state_memory_used(), limits.state_memory_bytes);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const char* name : {"a", "b"}) catalog.DeleteCache(name, true, [] {}).IgnoreError();
+  EXPECT_EQ(deleted, deletions);
+  EXPECT_EQ(catalog.session_count(), 0);
+  EXPECT_EQ(catalog.state_memory_used(), 0);
+  EXPECT_EQ(heap.allocated_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace gdpcache::cache
