@@ -86,13 +86,6 @@ struct ByteRange {
   std::size_t size = 0;
 };
 
-/// One [H, K, V] state; source and destination are the same memory or do not overlap. Equal dtypes copy bit for bit,
-/// otherwise values round to nearest even.
-struct StateCopy {
-  StateView destination;
-  ConstStateView source;  // no data: zeros
-};
-
 /// A memory range to look through for NaN and infinity.
 struct FiniteCheck {
   const void* data = nullptr;

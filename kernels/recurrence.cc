@@ -1,17 +1,18 @@
 #include "kernels/recurrence.h"
 
+#include <string>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 namespace gdpcache::kernels {
 namespace {
 
-absl::Status Invalid(std::size_t sequence, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("sequence ", sequence, ": ", what));
+absl::Status Invalid(const std::string& where, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat(where, what));
 }
 
-}  // namespace
-
-absl::Status ValidateRecurrence(const RecurrenceShape& shape, absl::Span<const Sequence> sequences) {
+absl::Status CheckDimensions(const RecurrenceShape& shape) {
   if (shape.heads < 1) {
     return absl::InvalidArgumentError(absl::StrCat("heads is ", shape.heads, "; it must be at least 1"));
   }
@@ -23,6 +24,56 @@ absl::Status ValidateRecurrence(const RecurrenceShape& shape, absl::Span<const S
     return absl::InvalidArgumentError(
         absl::StrCat("value_dim is ", shape.value_dim, "; it must be from 1 to ", kMaxValueDim));
   }
+  return absl::OkStatus();
+}
+
+/// A state whose heads overlap would be a mistake, and a race when it is written.
+absl::Status CheckHeadStride(const RecurrenceShape& shape, const ConstStateView& view, const std::string& where) {
+  const std::int64_t elements = shape.key_dim * shape.value_dim;
+  if (view.data == nullptr || shape.heads == 1 || view.head_stride >= elements) return absl::OkStatus();
+  return Invalid(where, absl::StrCat(".head_stride is ", view.head_stride, "; a head has ", elements, " elements"));
+}
+
+absl::Status CheckBoundaries(const RecurrenceShape& shape, const Sequence& sequence, const std::string& where) {
+  const std::int64_t chunks = sequence.length == 0 ? 0 : (sequence.length - 1) / shape.chunk_size + 1;
+  const std::int64_t boundaries = chunks == 0 ? 0 : (chunks - 1) / shape.num_householder + 1;
+  std::int64_t previous = 0;
+  for (std::size_t i = 0; i < sequence.boundaries.size(); ++i) {
+    const BoundaryStore& store = sequence.boundaries[i];
+    const std::string which = absl::StrCat(where, ".boundaries[", i, "]");
+    if (store.boundary < previous || store.boundary >= boundaries) {
+      return Invalid(
+          which, absl::StrCat(" is ", store.boundary, "; it must be at least ", previous, " and below ", boundaries));
+    }
+    if (store.destination.data == nullptr) return Invalid(which, " has no destination");
+    if (absl::Status status = CheckHeadStride(shape, store.destination, which + ".destination"); !status.ok()) {
+      return status;
+    }
+    previous = store.boundary;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSequence(const RecurrenceShape& shape, const Sequence& sequence, const std::string& where) {
+  if (sequence.length < 0 || sequence.length % shape.num_householder != 0) {
+    return Invalid(where, absl::StrCat(".length is ", sequence.length, "; it must be a multiple of num_householder ",
+                                       shape.num_householder));
+  }
+  if (sequence.length > 0 && (sequence.k == nullptr || sequence.w == nullptr || sequence.u == nullptr)) {
+    return Invalid(where, absl::StrCat(": k, w or u is missing for ", sequence.length, " expanded tokens"));
+  }
+  for (const auto& [view, name] : {std::pair<ConstStateView, const char*>{sequence.initial_state, ".initial_state"},
+                                   {sequence.slot, ".slot"},
+                                   {sequence.final_state, ".final_state"}}) {
+    if (absl::Status status = CheckHeadStride(shape, view, where + name); !status.ok()) return status;
+  }
+  return CheckBoundaries(shape, sequence, where);
+}
+
+}  // namespace
+
+absl::Status ValidateRecurrence(const RecurrenceShape& shape, absl::Span<const Sequence> sequences) {
+  if (absl::Status status = CheckDimensions(shape); !status.ok()) return status;
   if (shape.num_householder < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("num_householder is ", shape.num_householder, "; it must be at least 1"));
@@ -31,27 +82,22 @@ absl::Status ValidateRecurrence(const RecurrenceShape& shape, absl::Span<const S
     return absl::InvalidArgumentError(
         absl::StrCat("chunk_size is ", shape.chunk_size, "; it must be 16, 32, 64 or 128"));
   }
-  const std::int64_t boundary_tokens = shape.num_householder * shape.chunk_size;
   for (std::size_t n = 0; n < sequences.size(); ++n) {
-    const Sequence& sequence = sequences[n];
-    if (sequence.length < 0 || sequence.length % shape.num_householder != 0) {
-      return Invalid(n, absl::StrCat("length is ", sequence.length, "; it must be a multiple of num_householder ",
-                                     shape.num_householder));
+    if (absl::Status status = CheckSequence(shape, sequences[n], absl::StrCat("sequences[", n, "]")); !status.ok()) {
+      return status;
     }
-    if (sequence.length > 0 && (sequence.k == nullptr || sequence.w == nullptr || sequence.u == nullptr)) {
-      return Invalid(n, absl::StrCat("k, w or u is missing for ", sequence.length, " expanded tokens"));
-    }
-    const std::int64_t boundaries = (sequence.length + boundary_tokens - 1) / boundary_tokens;
-    std::int64_t previous = 0;
-    for (const BoundaryStore& store : sequence.boundaries) {
-      if (store.boundary < previous || store.boundary >= boundaries) {
-        return Invalid(n, absl::StrCat("boundary ", store.boundary, " must ascend and be below ", boundaries));
-      }
-      if (store.destination.data == nullptr) {
-        return Invalid(n, absl::StrCat("boundary ", store.boundary, " has no destination"));
-      }
-      previous = store.boundary;
-    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateStateCopies(const RecurrenceShape& shape, absl::Span<const StateCopy> copies) {
+  if (absl::Status status = CheckDimensions(shape); !status.ok()) return status;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    const std::string where = absl::StrCat("copies[", i, "]");
+    if (copies[i].destination.data == nullptr) return Invalid(where, " has no destination");
+    absl::Status status = CheckHeadStride(shape, copies[i].destination, where + ".destination");
+    status.Update(CheckHeadStride(shape, copies[i].source, where + ".source"));
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }

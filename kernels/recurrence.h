@@ -34,7 +34,7 @@ inline constexpr std::int64_t kMaxValueDim = 1024;
 struct ConstStateView {
   const void* data = nullptr;  // nullptr: no state
   DataType dtype = DataType::kFloat32;
-  std::int64_t head_stride = 0;  // elements from one head to the next; K*V when dense
+  std::int64_t head_stride = 0;  // elements from one head to the next; K*V when dense, not read when H is 1
 };
 
 /// As ConstStateView, for a destination.
@@ -76,16 +76,26 @@ struct Sequence {
   ConstStateView initial_state;  // no data: start from zero
   StateView slot;                // where the final state goes; no data: stored nowhere
   StateView final_state;         // a second destination for the final state; no data: not wanted
-  /// All ceil(length / M / BT) boundaries as consecutive dense [H, K, V] states of `all_boundaries.dtype`; no data:
-  /// none.
+  /// All ceil(length / M / BT) boundaries as consecutive dense [H, K, V] states of `all_boundaries.dtype`, whatever its
+  /// head_stride; no data: none.
   StateView all_boundaries;
   /// Single boundaries, ascending; several entries may name the same one.
   absl::Span<const BoundaryStore> boundaries;
 };
 
-/// Checks everything that does not need to touch the tensors: ranges of the shape, lengths, null pointers, boundary
-/// numbers. INVALID_ARGUMENT names the field and both values.
+/// One [H, K, V] state to copy. Source and destination do not overlap, except that they may be the same view, which
+/// changes nothing. Equal dtypes copy bit for bit, otherwise values round to nearest even.
+struct StateCopy {
+  StateView destination;
+  ConstStateView source;  // no data: zeros
+};
+
+/// Checks everything that does not need to touch the tensors: ranges of the shape, lengths, null pointers, head
+/// strides, boundary numbers. INVALID_ARGUMENT names the field and both values.
 absl::Status ValidateRecurrence(const RecurrenceShape& shape, absl::Span<const Sequence> sequences);
+
+/// The same for copies of states; only heads, key_dim and value_dim of `shape` matter.
+absl::Status ValidateStateCopies(const RecurrenceShape& shape, absl::Span<const StateCopy> copies);
 
 }  // namespace gdpcache::kernels
 
