@@ -179,7 +179,7 @@ absl::Status Catalog::DeleteCache(absl::string_view name, bool force, absl::AnyI
     }
     for (std::shared_ptr<Session>& session : sessions) removed.push_back(RemoveLocked(std::move(session)));
   }
-  for (Removed& session : removed) End(std::move(session), [] {});
+  for (const Removed& session : removed) End(session, [] {});
   return absl::OkStatus();
 }
 
@@ -238,7 +238,7 @@ absl::StatusOr<std::shared_ptr<Session>> Catalog::FindSession(absl::string_view 
     }
     expired = RemoveLocked(found->second);
   }
-  End(std::move(expired), [] {});
+  End(expired, [] {});
   return NoSuchSession(id);
 }
 
@@ -251,7 +251,7 @@ absl::Status Catalog::CloseSession(absl::string_view id, absl::AnyInvocable<void
     if (found == open_.end()) return NoSuchSession(id);
     removed = RemoveLocked(found->second);
   }
-  End(std::move(removed), std::move(on_closed));
+  End(removed, std::move(on_closed));
   return absl::OkStatus();
 }
 
@@ -292,7 +292,7 @@ absl::Time Catalog::ExpireSessions() {
       expired.push_back(RemoveLocked(living.session));
     }
   }
-  for (Removed& session : expired) End(std::move(session), [] {});
+  for (Removed& session : expired) End(session, [] {});
   return next;
 }
 
@@ -320,7 +320,7 @@ void Catalog::CloseAllSessions(absl::AnyInvocable<void()> on_closed) {
     if (!living_.empty()) on_no_sessions_.push_back(std::exchange(on_closed, nullptr));
   }
   for (const std::shared_ptr<Session>& session : ended) session->CancelCalls();
-  for (Removed& session : removed) End(std::move(session), [] {});
+  for (const Removed& session : removed) End(session, [] {});
   if (on_closed) on_closed();
 }
 
@@ -345,7 +345,7 @@ Catalog::Removed Catalog::RemoveLocked(std::shared_ptr<Session> session) {
   return removed;
 }
 
-void Catalog::End(Removed removed, absl::AnyInvocable<void()> on_closed) {
+void Catalog::End(const Removed& removed, absl::AnyInvocable<void()> on_closed) {
   removed.session->End(Finisher(removed.session, std::move(on_closed)));
 }
 

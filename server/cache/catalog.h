@@ -103,7 +103,7 @@ class Catalog {
 
   static std::shared_ptr<Cache> CacheOf(const Entry& entry);
   Removed RemoveLocked(std::shared_ptr<Session> session);
-  void End(Removed removed, absl::AnyInvocable<void()> on_closed);
+  void End(const Removed& removed, absl::AnyInvocable<void()> on_closed);
   absl::AnyInvocable<void()> Finisher(std::shared_ptr<Session> session, absl::AnyInvocable<void()> on_closed);
   absl::Status CheckServingLocked() const;
 

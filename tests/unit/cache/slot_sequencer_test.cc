@@ -227,7 +227,7 @@ TEST(SlotSequencerThreadsTest, EveryPlaceIsHeldByOneAtATimeInOrderOfEnqueueing) 
             both = work->ready;
           }
         }
-        claim.Release();  // the cancelled one; else it has been moved from
+        claim.Release();  // NOLINT(bugprone-use-after-move): the cancelled one; else it has been moved from
         if (both) run(work);
       }
     });
