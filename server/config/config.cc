@@ -1,0 +1,146 @@
+#include "server/config/config.h"
+
+#include <sys/un.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "server/config/command_line.h"
+#include "server/config/config_file.h"
+#include "server/config/flags.h"
+#include "server/config/help.h"
+#include "server/config/listen_address.h"
+
+namespace gdpcache::config {
+namespace {
+
+using Errors = std::vector<std::string>;
+
+constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
+constexpr ByteSize kMaxMemory{std::int64_t{1} << 50};
+constexpr std::int64_t kMaxThreads = 4'096;
+constexpr std::int64_t kMaxCount = 1'000'000'000;
+constexpr absl::Duration kMinSessionTtl = absl::Milliseconds(100);  // a client may not ask for less either
+constexpr absl::Duration kMaxDuration = absl::Hours(24 * 365);
+
+void CheckListen(const Config& config, bool allow_insecure, Errors& errors) {
+  for (const std::string& address : config.listen) {
+    const absl::StatusOr<ListenAddress> parsed = ParseListenAddress(address);
+    if (!parsed.ok()) {
+      errors.push_back(absl::StrCat("--listen is '", address, "'; ", parsed.status().message()));
+    } else if (!parsed->is_loopback() && !allow_insecure) {
+      errors.push_back(absl::StrCat("--listen is '", address,
+                                    "', which other machines may reach; connections are neither encrypted nor "
+                                    "authenticated, so this needs --allow-insecure"));
+    }
+  }
+  if (config.listen.empty() && config.unix_path.empty()) {
+    errors.push_back("--listen and --unix are both empty; there is nothing to serve");
+  }
+}
+
+void CheckUnixPath(const std::string& path, Errors& errors) {
+  constexpr std::size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
+  if (path.size() > kMaxPath) {
+    errors.push_back(absl::StrCat("--unix has ", path.size(), " bytes; a socket's path may have ", kMaxPath));
+  }
+  if (path.find('\0') != std::string::npos) errors.push_back("--unix has a NUL byte");
+}
+
+void CheckRange(absl::string_view flag, std::int64_t value, std::int64_t least, std::int64_t most, Errors& errors) {
+  if (value >= least && value <= most) return;
+  errors.push_back(absl::StrCat(DisplayName(flag), " is ", value, "; it must be from ", least, " to ", most));
+}
+
+void CheckRange(absl::string_view flag, ByteSize value, ByteSize least, ByteSize most, Errors& errors) {
+  if (value.bytes >= least.bytes && value.bytes <= most.bytes) return;
+  errors.push_back(absl::StrCat(DisplayName(flag), " is ", AbslUnparseFlag(value), "; it must be from ",
+                                AbslUnparseFlag(least), " to ", AbslUnparseFlag(most)));
+}
+
+void CheckRange(absl::string_view flag, absl::Duration value, absl::Duration least, absl::Duration most,
+                Errors& errors) {
+  if (value >= least && value <= most) return;
+  errors.push_back(absl::StrCat(DisplayName(flag), " is ", absl::FormatDuration(value), "; it must be from ",
+                                absl::FormatDuration(least), " to ", absl::FormatDuration(most)));
+}
+
+// What the flags say now.
+Config FromFlags() {
+  Config config;
+  config.listen = absl::GetFlag(FLAGS_listen);
+  config.unix_path = absl::GetFlag(FLAGS_unix);
+  config.backend.choice = absl::GetFlag(FLAGS_backend);
+  config.backend.cpu_threads = static_cast<int>(absl::GetFlag(FLAGS_threads));
+  config.backend.cuda_device = static_cast<int>(absl::GetFlag(FLAGS_device));
+  config.state_memory_bytes = absl::GetFlag(FLAGS_state_memory).bytes;
+  config.staging_memory_bytes = absl::GetFlag(FLAGS_staging_memory).bytes;
+  config.max_message_bytes = absl::GetFlag(FLAGS_max_message_size).bytes;
+  config.max_caches = absl::GetFlag(FLAGS_max_caches);
+  config.max_sessions = absl::GetFlag(FLAGS_max_sessions);
+  config.default_session_ttl = absl::GetFlag(FLAGS_default_session_ttl);
+  config.max_session_ttl = absl::GetFlag(FLAGS_max_session_ttl);
+  config.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
+  config.log = {absl::GetFlag(FLAGS_log_level), absl::GetFlag(FLAGS_log_format)};
+  return config;
+}
+
+void Validate(const Config& config, Errors& errors) {
+  CheckListen(config, absl::GetFlag(FLAGS_allow_insecure), errors);
+  CheckUnixPath(config.unix_path, errors);
+  CheckRange("threads", absl::GetFlag(FLAGS_threads), 0, kMaxThreads, errors);
+  CheckRange("device", absl::GetFlag(FLAGS_device), 0, std::numeric_limits<int>::max(), errors);
+  CheckRange("state_memory", absl::GetFlag(FLAGS_state_memory), ByteSize{0}, kMaxMemory, errors);
+  CheckRange("staging_memory", absl::GetFlag(FLAGS_staging_memory), ByteSize{kMebibyte}, kMaxMemory, errors);
+  CheckRange("max_message_size", absl::GetFlag(FLAGS_max_message_size), ByteSize{kMebibyte}, ByteSize{1024 * kMebibyte},
+             errors);
+  CheckRange("max_caches", config.max_caches, 1, kMaxCount, errors);
+  CheckRange("max_sessions", config.max_sessions, 1, kMaxCount, errors);
+  CheckRange("max_session_ttl", config.max_session_ttl, kMinSessionTtl, kMaxDuration, errors);
+  CheckRange("default_session_ttl", config.default_session_ttl, kMinSessionTtl,
+             std::max(kMinSessionTtl, config.max_session_ttl), errors);
+  CheckRange("drain_timeout", config.drain_timeout, absl::ZeroDuration(), kMaxDuration, errors);
+}
+
+}  // namespace
+
+Invocation ParseCommandLine(absl::Span<const char* const> command_line) {
+  Invocation invocation;
+  Arguments arguments = ReadArguments(command_line);
+  if (arguments.help) {
+    invocation.output = HelpText();
+    return invocation;
+  }
+  if (arguments.version) {
+    invocation.output = absl::StrCat("gdpcached ", Version(), "\n");
+    return invocation;
+  }
+  Errors errors = std::move(arguments.errors);
+  for (const auto& [name, value] : arguments.values) SetFlag(name, value, DisplayName(name), errors);
+  ConfigFile file;
+  if (const std::string path = absl::GetFlag(FLAGS_config); !path.empty()) {
+    file = ReadConfigFile(path, errors);
+    for (const auto& [name, value] : file.values) {
+      if (!arguments.values.contains(name)) SetFlag(name, value, absl::StrCat(name, " in ", path), errors);
+    }
+  }
+  Config config = FromFlags();
+  Validate(config, errors);
+  if (!errors.empty()) {
+    for (const std::string& error : errors) absl::StrAppend(&invocation.errors, "gdpcached: ", error, "\n");
+    absl::StrAppend(&invocation.errors, "Try 'gdpcached --help'.\n");
+    invocation.exit_code = 2;
+    return invocation;
+  }
+  config.caches = std::move(file.caches);
+  invocation.config = std::move(config);
+  return invocation;
+}
+
+absl::string_view Version() { return GDPCACHE_VERSION; }
+
+}  // namespace gdpcache::config

@@ -1,0 +1,52 @@
+#ifndef GDPCACHE_SERVER_CONFIG_CONFIG_H_
+#define GDPCACHE_SERVER_CONFIG_CONFIG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "gdpcache/v1/cache.pb.h"
+#include "kernels/backend.h"
+#include "server/observe/logging.h"
+
+namespace gdpcache::config {
+
+/// Everything the server can be told, validated. server/config/flags.cc documents each value and its default.
+struct Config {
+  std::vector<std::string> listen;  // "host:port"
+  std::string unix_path;            // empty: no Unix socket
+  kernels::BackendOptions backend;
+  std::int64_t state_memory_bytes = 0;  // 0: half of the backend's memory
+  std::int64_t staging_memory_bytes = 0;
+  std::int64_t max_message_bytes = 0;
+  std::int64_t max_caches = 0;
+  std::int64_t max_sessions = 0;
+  absl::Duration default_session_ttl;
+  absl::Duration max_session_ttl;
+  absl::Duration drain_timeout;
+  observe::LogOptions log;
+  std::vector<gdpcache::v1::CreateCacheRequest> caches;  // to be created at start; their content is not validated here
+};
+
+/// What a command line comes to: a configuration to run with, or something to print and an exit code.
+struct Invocation {
+  std::optional<Config> config;
+  int exit_code = 0;   // without a config: 0 after --help or --version, 2 after a mistake
+  std::string output;  // for stdout
+  std::string errors;  // for stderr: all that is wrong, one per line
+};
+
+/// Reads the command line (`arguments` without the program's name) and the file that --config names. Changes the
+/// process's Abseil flags; not thread-safe.
+Invocation ParseCommandLine(absl::Span<const char* const> arguments);
+
+/// The release, e.g. "0.1.0".
+absl::string_view Version();
+
+}  // namespace gdpcache::config
+
+#endif  // GDPCACHE_SERVER_CONFIG_CONFIG_H_

@@ -1,0 +1,150 @@
+// The one place that documents and sets the default of everything that can be configured.
+
+#include "server/config/flags.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gdpcache::config {
+namespace {
+
+std::string DefaultSocketPath() {
+  const char* runtime_directory = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime_directory != nullptr && *runtime_directory != '\0') {
+    return absl::StrCat(runtime_directory, "/gdpcache.sock");
+  }
+  return absl::StrCat("/tmp/gdpcache-", getuid(), ".sock");
+}
+
+// Name and value of an enum that a flag takes.
+template <typename Enum>
+using Names = std::vector<std::pair<absl::string_view, Enum>>;
+
+template <typename Enum>
+bool ParseName(const Names<Enum>& names, absl::string_view text, Enum* value) {
+  for (const auto& [name, candidate] : names) {
+    if (name == text) {
+      *value = candidate;
+      return true;
+    }
+  }
+  return false;
+}
+
+template <typename Enum>
+std::string NameOf(const Names<Enum>& names, Enum value) {
+  for (const auto& [name, candidate] : names) {
+    if (candidate == value) return std::string(name);
+  }
+  return "";
+}
+
+const Names<kernels::BackendChoice>& BackendNames() {
+  static const auto& names = *new Names<kernels::BackendChoice>{{"auto", kernels::BackendChoice::kAuto},
+                                                                {"cpu", kernels::BackendChoice::kCpu},
+                                                                {"cuda", kernels::BackendChoice::kCuda}};
+  return names;
+}
+
+const Names<observe::LogLevel>& LogLevelNames() {
+  static const auto& names = *new Names<observe::LogLevel>{{"debug", observe::LogLevel::kDebug},
+                                                           {"info", observe::LogLevel::kInfo},
+                                                           {"warning", observe::LogLevel::kWarning},
+                                                           {"error", observe::LogLevel::kError}};
+  return names;
+}
+
+const Names<observe::LogFormat>& LogFormatNames() {
+  static const auto& names =
+      *new Names<observe::LogFormat>{{"text", observe::LogFormat::kText}, {"json", observe::LogFormat::kJson}};
+  return names;
+}
+
+}  // namespace
+
+const std::vector<FlagGroup>& FlagGroups() {
+  static const auto& groups = *new std::vector<FlagGroup>{
+      {"Serving", {{"listen", "HOST:PORT,..."}, {"allow_insecure", ""}, {"unix", "PATH"}}},
+      {"Arithmetic", {{"backend", "auto|cpu|cuda"}, {"device", "N"}, {"threads", "N"}}},
+      {"Limits",
+       {{"state_memory", "SIZE"},
+        {"staging_memory", "SIZE"},
+        {"max_message_size", "SIZE"},
+        {"max_caches", "N"},
+        {"max_sessions", "N"},
+        {"default_session_ttl", "DURATION"},
+        {"max_session_ttl", "DURATION"}}},
+      {"Operation",
+       {{"drain_timeout", "DURATION"},
+        {"log_level", "debug|info|warning|error"},
+        {"log_format", "text|json"},
+        {"config", "FILE"}}},
+  };
+  return groups;
+}
+
+}  // namespace gdpcache::config
+
+namespace gdpcache::kernels {
+
+bool AbslParseFlag(absl::string_view text, BackendChoice* choice, std::string* /*error*/) {
+  return config::ParseName(config::BackendNames(), text, choice);
+}
+std::string AbslUnparseFlag(BackendChoice choice) { return config::NameOf(config::BackendNames(), choice); }
+
+}  // namespace gdpcache::kernels
+
+namespace gdpcache::observe {
+
+bool AbslParseFlag(absl::string_view text, LogLevel* level, std::string* /*error*/) {
+  return config::ParseName(config::LogLevelNames(), text, level);
+}
+std::string AbslUnparseFlag(LogLevel level) { return config::NameOf(config::LogLevelNames(), level); }
+
+bool AbslParseFlag(absl::string_view text, LogFormat* format, std::string* /*error*/) {
+  return config::ParseName(config::LogFormatNames(), text, format);
+}
+std::string AbslUnparseFlag(LogFormat format) { return config::NameOf(config::LogFormatNames(), format); }
+
+}  // namespace gdpcache::observe
+
+using gdpcache::config::ByteSize;
+
+ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7411"},
+          "TCP addresses to serve, comma separated or the flag repeated. Port 0 takes a free one. Empty: none.");
+ABSL_FLAG(
+    bool, allow_insecure, false,
+    "Serve addresses other than loopback. Connections are neither encrypted nor authenticated: whoever reaches the "
+    "port can use the server.");
+ABSL_FLAG(std::string, unix, gdpcache::config::DefaultSocketPath(),
+          "Unix socket to serve, for this user only. Empty: none.");
+
+ABSL_FLAG(gdpcache::kernels::BackendChoice, backend, gdpcache::kernels::BackendChoice::kAuto,
+          "What holds the states and does the arithmetic. auto: CUDA if there is a usable device, else the CPU.");
+ABSL_FLAG(std::int64_t, device, 0, "Which CUDA device, by its number.");
+ABSL_FLAG(std::int64_t, threads, 0, "Threads of the CPU backend. 0: one for each core the process may use.");
+
+ABSL_FLAG(ByteSize, state_memory, ByteSize{0}, "Memory for all caches together. 0: half of the backend's memory.");
+ABSL_FLAG(ByteSize, staging_memory, ByteSize{std::int64_t{1} << 30},
+          "Host memory for inputs and results of all calls in flight together.");
+ABSL_FLAG(ByteSize, max_message_size, ByteSize{std::int64_t{16} << 20},
+          "Largest message or stream frame, from 1MiB to 1GiB. Larger calls go through streams.");
+ABSL_FLAG(std::int64_t, max_caches, 64, "Caches at a time.");
+ABSL_FLAG(std::int64_t, max_sessions, 10'000, "Sessions at a time.");
+ABSL_FLAG(absl::Duration, default_session_ttl, absl::Seconds(60),
+          "How long a session lives without a call when its client does not say.");
+ABSL_FLAG(absl::Duration, max_session_ttl, absl::Hours(24), "The longest that a client may ask for.");
+
+ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
+          "After SIGTERM or SIGINT: how long running calls may take to finish before they are cancelled.");
+ABSL_FLAG(gdpcache::observe::LogLevel, log_level, gdpcache::observe::LogLevel::kInfo,
+          "The least important messages to write to stderr.");
+ABSL_FLAG(gdpcache::observe::LogFormat, log_format, gdpcache::observe::LogFormat::kText,
+          "Lines for people, or one JSON object a line.");
+ABSL_FLAG(std::string, config, "",
+          "A file with values for these flags, in protobuf text format (proto/gdpcache/config/v1/server_config.proto); "
+          "flags override it.");

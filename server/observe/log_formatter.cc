@@ -1,0 +1,47 @@
+#include "server/observe/log_formatter.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace gdpcache::observe {
+namespace {
+
+// As JSON would have it, without the quotes: readable, one line, valid UTF-8.
+std::string Escape(absl::string_view text) {
+  const std::string quoted =
+      nlohmann::json(std::string(text)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
+}  // namespace
+
+void LogFormatter::format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& line) {
+  const std::string time =
+      absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", absl::FromChrono(message.time), absl::UTCTimeZone());
+  const spdlog::string_view_t level_name = spdlog::level::to_string_view(message.level);
+  const absl::string_view level(level_name.data(), level_name.size());
+  const absl::string_view payload(message.payload.data(), message.payload.size());
+  std::string text;
+  switch (format_) {
+    case LogFormat::kText: {
+      // Quotes and backslashes may stand as they are unless something else needs escaping.
+      const std::string escaped = Escape(payload);
+      const bool is_plain =
+          std::all_of(payload.begin(), payload.end(), [](unsigned char c) { return c >= 0x20 && c < 0x7F; });
+      text = absl::StrCat(time, " ", level, " ", is_plain ? payload : absl::string_view(escaped), "\n");
+      break;
+    }
+    case LogFormat::kJson:
+      text = absl::StrCat(R"({"time": ")", time, R"(", "level": ")", level, R"(", "message": ")", Escape(payload),
+                          "\"}\n");
+      break;
+  }
+  line.append(text.data(), text.data() + text.size());
+}
+
+}  // namespace gdpcache::observe

@@ -1,0 +1,235 @@
+#include "server/config/config.h"
+
+#include <algorithm>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/flags/reflection.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/config/flags.h"
+#include "tests/support/temporary_directory.h"
+
+namespace gdpcache::config {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  static Invocation Parse(const std::vector<std::string>& arguments) {
+    const absl::FlagSaver saver;  // each command line starts from the defaults
+    std::vector<const char*> pointers;
+    for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
+    return ParseCommandLine(pointers);
+  }
+
+  static Config ParseOk(const std::vector<std::string>& arguments) {
+    const Invocation invocation = Parse(arguments);
+    EXPECT_TRUE(invocation.config.has_value()) << invocation.errors;
+    EXPECT_EQ(invocation.errors, "");
+    EXPECT_EQ(invocation.output, "");
+    return invocation.config.value_or(Config());
+  }
+
+  static std::string ParseErrors(const std::vector<std::string>& arguments) {
+    const Invocation invocation = Parse(arguments);
+    EXPECT_FALSE(invocation.config.has_value());
+    EXPECT_EQ(invocation.exit_code, 2);
+    EXPECT_EQ(invocation.output, "");
+    EXPECT_THAT(invocation.errors, ::testing::EndsWith("Try 'gdpcached --help'.\n"));
+    return invocation.errors;
+  }
+
+  std::string WriteFile(const std::string& text) {
+    const std::string path = directory_.path() + "/gdpcached.textproto";
+    std::ofstream(path) << text;
+    return path;
+  }
+
+  test::TemporaryDirectory directory_;
+};
+
+TEST_F(ConfigTest, DefaultsServeLoopbackAndAUnixSocket) {
+  const Config config = ParseOk({});
+  EXPECT_THAT(config.listen, ElementsAre("127.0.0.1:7411"));
+  EXPECT_THAT(config.unix_path, MatchesRegex(".*/gdpcache.*\\.sock"));
+  EXPECT_EQ(config.backend.choice, kernels::BackendChoice::kAuto);
+  EXPECT_EQ(config.backend.cpu_threads, 0);
+  EXPECT_EQ(config.state_memory_bytes, 0);
+  EXPECT_EQ(config.staging_memory_bytes, std::int64_t{1} << 30);
+  EXPECT_EQ(config.max_message_bytes, 16 << 20);
+  EXPECT_EQ(config.default_session_ttl, absl::Seconds(60));
+  EXPECT_EQ(config.log.level, observe::LogLevel::kInfo);
+}
+
+TEST_F(ConfigTest, EveryFlagArrives) {
+  const Config config =
+      ParseOk({"--listen=localhost:1,127.0.0.1:2", "--listen", "[::1]:3", "--unix=/run/x.sock", "--backend=cpu",
+               "--device=3", "--threads=7", "--state-memory=8GiB", "--staging-memory", "64MiB",
+               "--max-message-size=2MiB", "--max-caches=5", "--max-sessions=6", "--default-session-ttl=500ms",
+               "--max-session-ttl=1h", "--drain-timeout=0s", "--log-level=error", "--log-format=json"});
+  EXPECT_THAT(config.listen, ElementsAre("localhost:1", "127.0.0.1:2", "[::1]:3"));
+  EXPECT_EQ(config.unix_path, "/run/x.sock");
+  EXPECT_EQ(config.backend.choice, kernels::BackendChoice::kCpu);
+  EXPECT_EQ(config.backend.cuda_device, 3);
+  EXPECT_EQ(config.backend.cpu_threads, 7);
+  EXPECT_EQ(config.state_memory_bytes, std::int64_t{8} << 30);
+  EXPECT_EQ(config.staging_memory_bytes, 64 << 20);
+  EXPECT_EQ(config.max_message_bytes, 2 << 20);
+  EXPECT_EQ(config.max_caches, 5);
+  EXPECT_EQ(config.max_sessions, 6);
+  EXPECT_EQ(config.default_session_ttl, absl::Milliseconds(500));
+  EXPECT_EQ(config.max_session_ttl, absl::Hours(1));
+  EXPECT_EQ(config.drain_timeout, absl::ZeroDuration());
+  EXPECT_EQ(config.log.level, observe::LogLevel::kError);
+  EXPECT_EQ(config.log.format, observe::LogFormat::kJson);
+}
+
+TEST_F(ConfigTest, NamesMayHaveDashesOrUnderscores) {
+  EXPECT_EQ(ParseOk({"--max_caches=5"}).max_caches, 5);
+  EXPECT_EQ(ParseOk({"--max-caches=5"}).max_caches, 5);
+}
+
+TEST_F(ConfigTest, AnEmptyListenAddressTurnsTcpOff) {
+  EXPECT_THAT(ParseOk({"--listen=", "--unix=/run/x.sock"}).listen, IsEmpty());
+  EXPECT_THAT(ParseOk({"--listen", "", "--unix=/run/x.sock"}).listen, IsEmpty());
+  EXPECT_EQ(ParseOk({"--unix="}).unix_path, "");
+  EXPECT_THAT(ParseErrors({"--listen=", "--unix="}), HasSubstr("there is nothing to serve"));
+}
+
+TEST_F(ConfigTest, OtherThanLoopbackMustBeAllowed) {
+  EXPECT_THAT(ParseErrors({"--listen=0.0.0.0:7411"}), HasSubstr("--listen is '0.0.0.0:7411', which other machines"));
+  EXPECT_THAT(ParseErrors({"--listen=0.0.0.0:7411", "--noallow-insecure"}), HasSubstr("--allow-insecure"));
+  EXPECT_THAT(ParseOk({"--listen=0.0.0.0:7411", "--allow-insecure"}).listen, ElementsAre("0.0.0.0:7411"));
+  EXPECT_THAT(ParseOk({"--listen=[::]:7411", "--allow-insecure=true"}).listen, ElementsAre("[::]:7411"));
+}
+
+TEST_F(ConfigTest, EveryMistakeIsReportedAtOnceWithNameAndValue) {
+  const std::string errors =
+      ParseErrors({"--threads=many", "--state-memory=5GB", "--nonsense=1", "stray", "--backend=tpu", "--listen=nowhere",
+                   "--max-caches=0", "--max-message-size=3", "--default-session-ttl=2h", "--max-session-ttl=1h",
+                   "--drain-timeout=-1s", "--log-level=loud", "--allow-insecure=maybe", "--device"});
+  EXPECT_THAT(errors, HasSubstr("--threads is 'many'; it must be a whole number\n"));
+  EXPECT_THAT(errors, HasSubstr("--state-memory is '5GB'; it must be a number of bytes, or"));
+  EXPECT_THAT(errors, HasSubstr("there is no flag '--nonsense'\n"));
+  EXPECT_THAT(errors, HasSubstr("'stray' is not a flag\n"));
+  EXPECT_THAT(errors, HasSubstr("--backend is 'tpu'; it must be auto or cpu or cuda\n"));
+  EXPECT_THAT(errors, HasSubstr("--listen is 'nowhere'; it must be HOST:PORT or [IPV6]:PORT\n"));
+  EXPECT_THAT(errors, HasSubstr("--max-caches is 0; it must be from 1 to"));
+  EXPECT_THAT(errors, HasSubstr("--max-message-size is 3; it must be from 1MiB to 1GiB\n"));
+  EXPECT_THAT(errors, HasSubstr("--default-session-ttl is 2h; it must be from 100ms to 1h\n"));
+  EXPECT_THAT(errors, HasSubstr("--drain-timeout is -1s; it must be from 0 to"));
+  EXPECT_THAT(errors, HasSubstr("--log-level is 'loud'; it must be debug or info or warning or error\n"));
+  EXPECT_THAT(errors, HasSubstr("--allow-insecure is 'maybe'; it must be true or false\n"));
+  EXPECT_THAT(errors, HasSubstr("--device needs a value\n"));
+}
+
+TEST_F(ConfigTest, ValuesOutOfRangeAreRefused) {
+  for (const std::string& argument :
+       {std::string("--threads=-1"), std::string("--threads=4097"), std::string("--device=-1"),
+        std::string("--device=4294967296"), std::string("--staging-memory=0"), std::string("--max-message-size=2GiB"),
+        std::string("--max-sessions=-1"), std::string("--max-session-ttl=inf"), std::string("--drain-timeout=inf"),
+        std::string("--default-session-ttl=0s"), "--unix=/" + std::string(107, 'x')}) {
+    const std::string name = argument.substr(0, argument.find('='));
+    EXPECT_THAT(ParseErrors({argument}), HasSubstr("gdpcached: " + name)) << argument;
+  }
+}
+
+TEST_F(ConfigTest, FlagsOfLibrariesAreNotOurs) {
+  EXPECT_THAT(ParseErrors({"--flagfile=x"}), HasSubstr("there is no flag '--flagfile'"));
+}
+
+TEST_F(ConfigTest, HelpExplainsEveryFlagAndItsDefault) {
+  for (const char* flag : {"--help", "-h"}) {
+    const Invocation invocation = Parse({"--nonsense", flag});
+    EXPECT_FALSE(invocation.config.has_value());
+    EXPECT_EQ(invocation.exit_code, 0);
+    EXPECT_EQ(invocation.errors, "");
+    for (const FlagGroup& group : FlagGroups()) {
+      for (const FlagEntry& entry : group.flags) {
+        std::string name(entry.name);
+        std::replace(name.begin(), name.end(), '_', '-');
+        EXPECT_THAT(invocation.output, HasSubstr("  --" + name + (entry.value.empty() ? "\n" : "=")));
+      }
+    }
+    EXPECT_THAT(invocation.output, HasSubstr("(default: 127.0.0.1:7411)"));
+    EXPECT_THAT(invocation.output, HasSubstr("(default: 16MiB)"));
+    EXPECT_THAT(invocation.output, HasSubstr("(default: auto)"));
+  }
+}
+
+TEST_F(ConfigTest, VersionNamesTheRelease) {
+  const Invocation invocation = Parse({"--version"});
+  EXPECT_EQ(invocation.exit_code, 0);
+  EXPECT_THAT(invocation.output, MatchesRegex("gdpcached [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+}
+
+TEST_F(ConfigTest, AFileSetsAnyFlagAndTheCommandLineOverridesIt) {
+  const std::string path = WriteFile(R"(
+    # comment
+    listen: "127.0.0.1:1"
+    listen: "[::1]:2"
+    unix: ""
+    backend: "cpu"
+    device: 1
+    threads: 3
+    state_memory: "2GiB"
+    staging_memory: "128MiB"
+    max_message_size: "4MiB"
+    max_caches: 9
+    max_sessions: 10
+    default_session_ttl: "5s"
+    max_session_ttl: "10s"
+    drain_timeout: "1s"
+    log_level: "debug"
+    log_format: "json"
+    allow_insecure: true
+    caches { name: "model" geometry { layers: 2 slots: 4 } ephemeral: true }
+  )");
+  const Config config = ParseOk({"--threads=5", "--config", path});
+  EXPECT_THAT(config.listen, ElementsAre("127.0.0.1:1", "[::1]:2"));
+  EXPECT_EQ(config.unix_path, "");
+  EXPECT_EQ(config.backend.choice, kernels::BackendChoice::kCpu);
+  EXPECT_EQ(config.backend.cuda_device, 1);
+  EXPECT_EQ(config.backend.cpu_threads, 5) << "the flag's";
+  EXPECT_EQ(config.state_memory_bytes, std::int64_t{2} << 30);
+  EXPECT_EQ(config.staging_memory_bytes, 128 << 20);
+  EXPECT_EQ(config.max_message_bytes, 4 << 20);
+  EXPECT_EQ(config.max_caches, 9);
+  EXPECT_EQ(config.max_sessions, 10);
+  EXPECT_EQ(config.default_session_ttl, absl::Seconds(5));
+  EXPECT_EQ(config.max_session_ttl, absl::Seconds(10));
+  EXPECT_EQ(config.drain_timeout, absl::Seconds(1));
+  EXPECT_EQ(config.log.level, observe::LogLevel::kDebug);
+  EXPECT_EQ(config.log.format, observe::LogFormat::kJson);
+  ASSERT_EQ(config.caches.size(), 1u);
+  EXPECT_EQ(config.caches[0].name(), "model");
+  EXPECT_EQ(config.caches[0].geometry().slots(), 4);
+}
+
+TEST_F(ConfigTest, MistakesInAFileAreReportedWithThoseOfTheCommandLine) {
+  const std::string values = WriteFile("state_memory: \"lots\"\nmax_caches: -3\n");
+  std::string errors = ParseErrors({"--config=" + values, "--threads=x"});
+  EXPECT_THAT(errors, HasSubstr("state_memory in " + values + " is 'lots'; it must be"));
+  EXPECT_THAT(errors, HasSubstr("--max-caches is -3; it must be from 1"));
+  EXPECT_THAT(errors, HasSubstr("--threads is 'x'"));
+
+  const std::string syntax = WriteFile("threads: 1\ncolour: \"blue\"\nthreads: \"two\"\n");
+  errors = ParseErrors({"--config=" + syntax});
+  EXPECT_THAT(errors, HasSubstr(syntax + ":2:"));
+  EXPECT_THAT(errors, HasSubstr("colour"));
+}
+
+TEST_F(ConfigTest, AFileThatCannotBeReadIsAMistake) {
+  EXPECT_THAT(ParseErrors({"--config=" + directory_.path() + "/absent"}), HasSubstr("No such file or directory"));
+  EXPECT_THAT(ParseErrors({"--config=" + directory_.path()}), HasSubstr("cannot be read"));
+}
+
+}  // namespace
+}  // namespace gdpcache::config
