@@ -35,7 +35,7 @@ class Executor {
   void RunHere(Task task);
 
  private:
-  explicit Executor(std::vector<std::unique_ptr<kernels::Stream>> spare) : spare_streams_(std::move(spare)) {}
+  Executor() = default;
   void Work(kernels::Stream& stream);
 
   std::mutex mutex_;

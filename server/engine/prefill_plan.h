@@ -11,7 +11,8 @@
 
 namespace gdpcache::engine {
 
-inline constexpr std::int64_t kMaxSequences = 65'536;  // N of one call
+inline constexpr std::int64_t kMaxSequences = 65'536;   // N of one call
+inline constexpr std::int64_t kMaxNumHouseholder = 64;  // M of one call
 
 /// One sequence of a validated call.
 struct SequencePlan {
@@ -29,7 +30,7 @@ struct PrefillPlan {
   kernels::RecurrenceShape shape;
   std::vector<SequencePlan> sequences;           // N
   std::vector<std::int64_t> chunk_offsets;       // [N + 1] prefix sums of boundaries
-  std::vector<std::int64_t> slots;               // those of the sequences that have one, in order
+  std::vector<std::int64_t> slots;               // state_indices: [N], -1 for none, or empty
   std::vector<std::int64_t> expected_positions;  // [N] or empty
   std::int64_t rows = 0;  // T, expanded tokens; those from the last sequence's end on are ignored
   InitialStateSource initial_state_source = InitialStateSource::kSlot;
@@ -58,11 +59,13 @@ struct PrefillPlan {
   /// End of the last sequence on the expanded stream.
   std::int64_t used_rows() const { return sequences.empty() ? 0 : sequences.back().begin + sequences.back().length; }
   std::int64_t boundary_rows() const { return shape.num_householder * shape.chunk_size; }
-  std::int64_t input_bytes() const;
   std::int64_t output_bytes() const { return h_bytes + v_new_bytes + final_state_bytes; }
-  /// Multiplications and additions of the recurrence; saturates.
+  /// Multiplications and additions of the recurrence.
   double flops() const;
 };
+
+/// Boundary states that a sequence of `length` expanded tokens emits.
+std::int64_t BoundaryCount(const PrefillPlan& plan, std::int64_t length);
 
 /// Checks everything in `request` that prefill.proto and the geometry rule, and derives the plan. INVALID_ARGUMENT
 /// names the field and both values. Which session holds the slots, and whether one is named twice, is SlotTable's to

@@ -1,31 +1,13 @@
 #ifndef GDPCACHE_SERVER_ENGINE_PREFILL_REQUEST_H_
 #define GDPCACHE_SERVER_ENGINE_PREFILL_REQUEST_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "absl/types/span.h"
+#include "server/engine/tensor_argument.h"
 
 namespace gdpcache::engine {
-
-/// Element type as a caller declares it.
-enum class ElementType : std::uint8_t { kUnspecified, kFloat32, kBFloat16, kFloat16, kUint8 };
-
-/// A tensor as a caller declares it; nothing of it is validated yet.
-struct TensorArgument {
-  bool present = false;
-  ElementType dtype = ElementType::kUnspecified;
-  absl::Span<const std::int64_t> shape;
-  const void* data = nullptr;  // row-major; nullptr where the bytes follow in frames
-  std::int64_t data_bytes = 0;
-};
-
-/// How the tensors' bytes reach the server.
-enum class TensorTransport : std::uint8_t {
-  kInline,  // TensorArgument::data
-  kStream,  // in frames after the header; a tensor that carries bytes is refused
-};
 
 enum class InitialStateSource : std::uint8_t { kSlot, kZero, kTensor };
 

@@ -1,6 +1,7 @@
 #ifndef GDPCACHE_SERVER_ENGINE_STAGING_POOL_H_
 #define GDPCACHE_SERVER_ENGINE_STAGING_POOL_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 
@@ -28,7 +30,7 @@ class StagingAccount : public std::enable_shared_from_this<StagingAccount> {
 
   /// `size` bytes of host memory, at least 64-byte aligned, content undefined. RESOURCE_EXHAUSTED, worth a retry, when
   /// they exceed both what is left of the reservation and what is left of the budget.
-  absl::StatusOr<Buffer> Acquire(std::size_t size);
+  absl::StatusOr<Buffer> Acquire(std::int64_t size);
 
   /// Gives back what is reserved and not in use. For the end of a call whose results are still on their way out.
   void EndReservation();
@@ -39,6 +41,8 @@ class StagingAccount : public std::enable_shared_from_this<StagingAccount> {
  private:
   friend class StagingPool;
   StagingAccount(StagingPool& pool, std::int64_t reserved) : pool_(pool), reserved_(reserved) {}
+  std::int64_t ChargeLocked() const { return std::max(reserved_, in_use_); }
+  void Return(kernels::Buffer block);
 
   StagingPool& pool_;
   std::int64_t reserved_;  // guarded by pool_.mutex_, as is in_use_
@@ -49,24 +53,24 @@ class StagingAccount : public std::enable_shared_from_this<StagingAccount> {
 class StagingAccount::Buffer {
  public:
   Buffer() = default;
-  Buffer(Buffer&&) noexcept = default;
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept;
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { Reset(); }
 
   std::byte* data() const { return block_.bytes(); }
-  std::size_t size() const { return size_; }
+  std::int64_t size() const { return size_; }
   void Reset();
 
  private:
   friend class StagingAccount;
-  Buffer(std::shared_ptr<StagingAccount> account, kernels::Buffer block, std::size_t size)
+  Buffer(std::shared_ptr<StagingAccount> account, kernels::Buffer block, std::int64_t size)
       : account_(std::move(account)), block_(std::move(block)), size_(size) {}
 
   std::shared_ptr<StagingAccount> account_;
   kernels::Buffer block_;  // a whole size class
-  std::size_t size_ = 0;
+  std::int64_t size_ = 0;
 };
 
 using StagingBuffer = StagingAccount::Buffer;
@@ -94,21 +98,25 @@ class StagingPool {
   /// Bytes of freed blocks kept for reuse.
   std::int64_t retained() const;
 
+  /// What a buffer of `size` bytes takes from the budget: blocks come in powers of two and three steps between, large
+  /// ones in whole pages.
+  static std::int64_t BlockSize(std::int64_t size);
+
  private:
   friend class StagingAccount;
 
-  /// The size class that serves `size` bytes: a power of two or one of three steps between.
-  static std::size_t BlockSize(std::size_t size);
-
-  std::int64_t ChargeOf(const StagingAccount& account) const;
+  /// Frees kept blocks, largest first, until at most `level` bytes are kept; `dropped` takes them for destruction
+  /// without the lock.
   void TrimLocked(std::int64_t level, std::vector<kernels::Buffer>& dropped);
+  absl::Status ChargeLocked(std::int64_t bytes, std::vector<kernels::Buffer>& dropped);
+  void ReturnChargeLocked(std::int64_t bytes, std::vector<kernels::Buffer>& dropped);
 
   kernels::Backend& backend_;
   const std::int64_t budget_;
   mutable std::mutex mutex_;
   std::int64_t used_ = 0;      // sum of all accounts' max(reserved, in use)
   std::int64_t retained_ = 0;  // sum of free_'s sizes
-  std::multimap<std::size_t, kernels::Buffer> free_;
+  std::multimap<std::int64_t, kernels::Buffer> free_;
 };
 
 }  // namespace gdpcache::engine

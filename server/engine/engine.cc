@@ -1,0 +1,56 @@
+#include "server/engine/engine.h"
+
+#include <utility>
+
+namespace gdpcache::engine {
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(kernels::Backend& backend, const EngineOptions& options) {
+  absl::StatusOr<std::unique_ptr<Executor>> executor = Executor::Create(backend, options.workers);
+  if (!executor.ok()) return executor.status();
+  return std::unique_ptr<Engine>(new Engine(backend, options, *std::move(executor)));
+}
+
+absl::StatusOr<std::shared_ptr<UnaryPrefill>> Engine::Prefill(CallContext context, const PrefillRequest& request,
+                                                              PrefillDone done) const {
+  return UnaryPrefill::Create(environment_, std::move(context), request, std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<StreamedPrefill>> Engine::PrefillStream(CallContext context,
+                                                                       const PrefillRequest& request, StreamPeer& peer,
+                                                                       PrefillDone done) const {
+  return StreamedPrefill::Create(environment_, std::move(context), request, peer, std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<Call>> Engine::AcquireSlots(CallContext context, std::int64_t count,
+                                                           SlotsDone done) const {
+  return MakeAcquireSlots(environment_, std::move(context), count, std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<Call>> Engine::ReleaseSlots(CallContext context, std::vector<std::int64_t> slots,
+                                                           Done done) const {
+  return MakeReleaseSlots(environment_, std::move(context), std::move(slots), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<Call>> Engine::ResetSlots(CallContext context, std::vector<std::int64_t> slots,
+                                                         Done done) const {
+  return MakeResetSlots(environment_, std::move(context), std::move(slots), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<Call>> Engine::CopySlots(CallContext context, std::vector<SlotCopyRequest> copies,
+                                                        Done done) const {
+  return MakeCopySlots(environment_, std::move(context), std::move(copies), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<SlotReader>> Engine::ReadSlots(CallContext context, SlotSelection selection,
+                                                              ContentsReady contents, StreamPeer& peer,
+                                                              Done done) const {
+  return SlotReader::Create(environment_, std::move(context), std::move(selection), std::move(contents), peer,
+                            std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<SlotWriter>> Engine::WriteSlots(CallContext context, const WriteSlotsRequest& request,
+                                                               Done done) const {
+  return SlotWriter::Create(environment_, std::move(context), request, std::move(done));
+}
+
+}  // namespace gdpcache::engine

@@ -1,0 +1,35 @@
+#ifndef GDPCACHE_SERVER_ENGINE_ENVIRONMENT_H_
+#define GDPCACHE_SERVER_ENGINE_ENVIRONMENT_H_
+
+#include <cstdint>
+
+#include "kernels/backend.h"
+#include "server/engine/executor.h"
+#include "server/engine/staging_pool.h"
+
+namespace gdpcache::engine {
+
+struct EngineOptions {
+  /// Inputs and results of all calls in flight together.
+  std::int64_t staging_bytes = std::int64_t{1} << 30;
+  int workers = 4;
+  /// A unary answer's tensors; larger ones must be streamed.
+  std::int64_t max_unary_output_bytes = std::int64_t{64} << 20;
+  /// Inputs and results of one segment of a streamed prefill, about.
+  std::int64_t segment_bytes = std::int64_t{4} << 20;
+
+  /// Staging memory that one call's inputs may fill by running ahead of each other.
+  std::int64_t max_call_input_bytes() const { return staging_bytes / 4; }
+};
+
+/// What every call of an engine works with; outlives them.
+struct Environment {
+  kernels::Backend& backend;
+  const EngineOptions& options;
+  StagingPool& staging;
+  Executor& executor;
+};
+
+}  // namespace gdpcache::engine
+
+#endif  // GDPCACHE_SERVER_ENGINE_ENVIRONMENT_H_

@@ -1,0 +1,106 @@
+#include "server/engine/ordered_call.h"
+
+#include "absl/time/clock.h"
+
+namespace gdpcache::engine {
+
+void OrderedCall::Start() {
+  const std::shared_ptr<OrderedCall> self = shared_from_this();
+  {
+    const std::lock_guard lock(mutex_);
+    state_ = State::kStarting;
+  }
+  absl::StatusOr<cache::Session::Call> session_call = context_.session->BeginCall([weak = weak_from_this()] {
+    if (const auto call = weak.lock()) call->Cancel(absl::CancelledError("the session has ended"));
+  });
+  if (!session_call.ok()) return Conclude(session_call.status(), false);
+  session_call_ = *std::move(session_call);
+  if (absl::Status status = TakePlaces(); !status.ok()) return Conclude(std::move(status), false);
+  Lock lock(mutex_);
+  state_ = State::kActive;
+  AdvanceLocked(std::move(lock), IsSmall());
+}
+
+absl::Status OrderedCall::TakePlaces() {
+  const std::lock_guard arrival(cache().arrivals());
+  const absl::StatusOr<Places> places = Arrive();
+  if (!places.ok()) return places.status();
+  claim_ = cache().sequencer().Enqueue(places->layers, places->slots, [self = shared_from_this()] { self->Ready(); });
+  return absl::OkStatus();
+}
+
+void OrderedCall::Ready() {
+  Lock lock(mutex_);
+  ready_ = true;
+  AdvanceLocked(std::move(lock), false);
+}
+
+void OrderedCall::Cancel(absl::Status reason) {
+  if (!IsCancellable()) return;
+  Lock lock(mutex_);
+  FailLocked(std::move(lock), std::move(reason));
+}
+
+std::optional<absl::Status> OrderedCall::EndedLocked() const {
+  if (failure_.has_value()) return failure_;
+  if (state_ == State::kOver) return absl::CancelledError("the call is over");
+  return std::nullopt;
+}
+
+void OrderedCall::FailLocked(Lock lock, absl::Status reason) {
+  if (state_ == State::kOver || committing_ || failure_.has_value()) return;
+  failure_ = std::move(reason);
+  AdvanceLocked(std::move(lock), false);
+}
+
+void OrderedCall::AdvanceLocked(Lock lock, bool may_run_here) {
+  if (state_ != State::kActive || busy_) return;
+  if (failure_.has_value()) {
+    state_ = State::kOver;
+    absl::Status status = *failure_;
+    lock.unlock();
+    return Conclude(std::move(status), true);
+  }
+  if (!ready_ || !HasStep()) return;
+  busy_ = true;
+  lock.unlock();
+  auto step = [self = shared_from_this()](kernels::Stream& stream) { self->DoStep(stream); };
+  may_run_here ? environment_.executor.RunHere(std::move(step)) : environment_.executor.Submit(std::move(step));
+}
+
+void OrderedCall::DoStep(kernels::Stream& stream) {
+  const absl::StatusOr<bool> complete = RunStep(stream);
+  Lock lock(mutex_);
+  busy_ = false;
+  if (complete.ok() && *complete) {
+    state_ = State::kOver;
+    lock.unlock();
+    return Conclude(absl::OkStatus(), true);
+  }
+  if (!complete.ok() && !failure_.has_value()) failure_ = complete.status();
+  AdvanceLocked(std::move(lock), false);
+}
+
+absl::Status OrderedCall::BeginCommit() {
+  const std::lock_guard lock(mutex_);
+  if (failure_.has_value()) return *failure_;
+  if (IsCancellable() && absl::Now() >= context_.deadline) {
+    return absl::DeadlineExceededError("the deadline passed before the call could be committed");
+  }
+  committing_ = true;
+  return absl::OkStatus();
+}
+
+void OrderedCall::Conclude(absl::Status status, bool arrived) {
+  {
+    const std::lock_guard lock(mutex_);
+    state_ = State::kOver;
+  }
+  if (arrived && !status.ok()) Withdraw();
+  claim_.Release();
+  LetGo();
+  session_call_.End();
+  Finish(std::move(status));
+}
+
+}  // namespace gdpcache::engine

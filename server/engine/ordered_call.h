@@ -1,0 +1,125 @@
+#ifndef GDPCACHE_SERVER_ENGINE_ORDERED_CALL_H_
+#define GDPCACHE_SERVER_ENGINE_ORDERED_CALL_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/cache/cache.h"
+#include "server/cache/session.h"
+#include "server/cache/slot_sequencer.h"
+#include "server/engine/call.h"
+#include "server/engine/environment.h"
+
+namespace gdpcache::engine {
+
+/// The (layer, slot) places of a call: the cross product.
+struct Places {
+  std::vector<std::int64_t> layers;
+  std::vector<std::int64_t> slots;
+};
+
+/// A call that waits for its slots and then does its work in steps, one after the other, on the executor.
+///
+///   new -> starting -> active -> over
+///
+/// While active it is busy (a step runs) or idle (it waits for its slots, or for whatever its next step needs). Cancel
+/// ends an idle call at once and a busy one after its step, unless its commit has begun. While it starts, only the
+/// starting thread touches more than the flags.
+class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall> {
+ public:
+  void Start() final;
+  void Cancel(absl::Status reason) final;
+
+ protected:
+  using Lock = std::unique_lock<std::mutex>;
+
+  OrderedCall(const Environment& environment, CallContext context)
+      : environment_(environment), context_(std::move(context)) {}
+
+  const Environment& environment() const { return environment_; }
+  const CallContext& context() const { return context_; }
+  cache::Cache& cache() const { return *context_.session->cache(); }
+
+  /// Makes sure of the slots that the call needs; runs under the cache's arrivals().
+  virtual absl::StatusOr<Places> Arrive() = 0;
+
+  /// Whether the call's next step can run; asked while the call is idle and holds its slots, with the mutex held.
+  virtual bool HasStep() const { return true; }
+
+  /// One step, without the mutex. True when the call is complete. Must change no slot before BeginCommit.
+  virtual absl::StatusOr<bool> RunStep(kernels::Stream& stream) = 0;
+
+  /// Whether the first step takes so little that it may run on the thread that starts the call, if no other call is
+  /// ahead.
+  virtual bool IsSmall() const { return false; }
+
+  /// Whether Cancel and the deadline have an effect.
+  virtual bool IsCancellable() const { return true; }
+
+  /// Undoes Arrive after a failure of whatever kind; the claim is still held.
+  virtual void Withdraw() {}
+
+  /// Frees staging memory and such; the claim is released.
+  virtual void LetGo() {}
+
+  /// Tells the caller.
+  virtual void Finish(absl::Status status) = 0;
+
+  /// To be called by RunStep when only the commit is left: from then on the call cannot be cancelled. An error, to be
+  /// returned, if it already is or its deadline has passed.
+  absl::Status BeginCommit();
+
+  std::mutex& mutex() { return mutex_; }
+  /// With the mutex held: nullopt while the call goes on, else why it does not.
+  std::optional<absl::Status> EndedLocked() const;
+  /// Ends the call with `reason`, as Cancel does, or runs the next step if there is one. Gives up the lock.
+  void FailLocked(Lock lock, absl::Status reason);
+  void AdvanceLocked(Lock lock) { AdvanceLocked(std::move(lock), false); }
+
+ private:
+  enum class State : std::uint8_t { kNew, kStarting, kActive, kOver };
+
+  absl::Status TakePlaces();
+  void Ready();
+  void AdvanceLocked(Lock lock, bool may_run_here);
+  void DoStep(kernels::Stream& stream);
+  void Conclude(absl::Status status, bool arrived);
+
+  const Environment& environment_;
+  const CallContext context_;
+  cache::Session::Call session_call_;
+  cache::SlotSequencer::Claim claim_;
+
+  std::mutex mutex_;  // guards what follows
+  State state_ = State::kNew;
+  bool ready_ = false;  // the claim is
+  bool busy_ = false;
+  bool committing_ = false;
+  std::optional<absl::Status> failure_;
+};
+
+/// An ordered call of a single step.
+class OneStepCall : public OrderedCall {
+ protected:
+  using OrderedCall::OrderedCall;
+
+  /// The step.
+  virtual absl::Status Execute(kernels::Stream& stream) = 0;
+
+ private:
+  absl::StatusOr<bool> RunStep(kernels::Stream& stream) final {
+    absl::Status status = Execute(stream);
+    if (!status.ok()) return status;
+    return true;
+  }
+};
+
+}  // namespace gdpcache::engine
+
+#endif  // GDPCACHE_SERVER_ENGINE_ORDERED_CALL_H_

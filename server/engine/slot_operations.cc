@@ -1,0 +1,307 @@
+#include "server/engine/slot_operations.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "server/cache/errors.h"
+#include "server/engine/ordered_call.h"
+
+namespace gdpcache::engine {
+namespace {
+
+constexpr std::int64_t kSmallBytes = std::int64_t{512} << 10;  // moved sooner than a worker wakes up
+
+std::vector<std::int64_t> AllLayers(const cache::Cache& cache) {
+  std::vector<std::int64_t> layers(cache.geometry().layers);
+  std::iota(layers.begin(), layers.end(), 0);
+  return layers;
+}
+
+/// Bytes of one slot in all layers.
+std::int64_t SlotBytes(const cache::Geometry& geometry) {
+  return geometry.layers * (geometry.state_bytes() + geometry.auxiliary_bytes);
+}
+
+/// A slot's memory: a state and, where the cache keeps any, auxiliary bytes per layer.
+std::vector<kernels::ByteRange> Ranges(const cache::Cache& cache, std::int64_t slot) {
+  const cache::Geometry& geometry = cache.geometry();
+  std::vector<kernels::ByteRange> ranges;
+  ranges.reserve(2 * geometry.layers);
+  for (std::int64_t layer = 0; layer < geometry.layers; ++layer) {
+    ranges.push_back({cache.pool().State(layer, slot).data, static_cast<std::size_t>(geometry.state_bytes())});
+    if (geometry.auxiliary_bytes > 0) ranges.push_back(cache.pool().Auxiliary(layer, slot));
+  }
+  return ranges;
+}
+
+absl::Status ZeroSlots(const Environment& environment, const cache::Cache& cache, absl::Span<const std::int64_t> slots,
+                       kernels::Stream& stream) {
+  std::vector<kernels::ByteRange> ranges;
+  for (const std::int64_t slot : slots) {
+    const std::vector<kernels::ByteRange> more = Ranges(cache, slot);
+    ranges.insert(ranges.end(), more.begin(), more.end());
+  }
+  if (absl::Status status = environment.backend.ZeroBytes(ranges, stream); !status.ok()) return status;
+  return environment.backend.Synchronize(stream);
+}
+
+class AcquireSlotsCall final : public OneStepCall {
+ public:
+  AcquireSlotsCall(const Environment& environment, CallContext context, std::int64_t count, SlotsDone done)
+      : OneStepCall(environment, std::move(context)), count_(count), done_(std::move(done)) {}
+
+ private:
+  absl::StatusOr<Places> Arrive() override {
+    absl::StatusOr<std::vector<std::int64_t>> slots = cache().slots().Acquire(context().session->key(), count_);
+    if (!slots.ok()) return slots.status();
+    slots_ = *std::move(slots);
+    return Places{AllLayers(cache()), slots_};
+  }
+
+  bool IsSmall() const override { return count_ <= kSmallBytes / SlotBytes(cache().geometry()); }
+
+  absl::Status Execute(kernels::Stream& stream) override {
+    if (absl::Status status = BeginCommit(); !status.ok()) return status;
+    return ZeroSlots(environment(), cache(), slots_, stream);
+  }
+
+  void Withdraw() override {
+    const std::lock_guard arrival(cache().arrivals());
+    if (cache().slots().BeginRelease(context().session->key(), slots_, "slots").ok()) {
+      cache().slots().FinishRelease(slots_);
+    }
+  }
+
+  void Finish(absl::Status status) override {
+    if (status.ok()) {
+      done_(std::move(slots_));
+    } else {
+      done_(std::move(status));
+    }
+  }
+
+  const std::int64_t count_;
+  SlotsDone done_;
+  std::vector<std::int64_t> slots_;
+};
+
+class ReleaseSlotsCall final : public OneStepCall {
+ public:
+  ReleaseSlotsCall(const Environment& environment, CallContext context, std::vector<std::int64_t> slots, Done done)
+      : OneStepCall(environment, std::move(context)), slots_(std::move(slots)), done_(std::move(done)) {}
+
+ private:
+  absl::StatusOr<Places> Arrive() override {
+    if (absl::Status status = cache().slots().BeginRelease(context().session->key(), slots_, "slots"); !status.ok()) {
+      return status;
+    }
+    return Places{AllLayers(cache()), slots_};
+  }
+  bool IsSmall() const override { return true; }
+  bool IsCancellable() const override { return false; }
+  absl::Status Execute(kernels::Stream&) override {
+    cache().slots().FinishRelease(slots_);
+    return absl::OkStatus();
+  }
+  void Finish(absl::Status status) override { done_(std::move(status)); }
+
+  const std::vector<std::int64_t> slots_;
+  Done done_;
+};
+
+class ResetSlotsCall final : public OneStepCall {
+ public:
+  ResetSlotsCall(const Environment& environment, CallContext context, std::vector<std::int64_t> slots, Done done)
+      : OneStepCall(environment, std::move(context)), slots_(std::move(slots)), done_(std::move(done)) {}
+
+ private:
+  absl::StatusOr<Places> Arrive() override {
+    if (absl::Status status = cache().slots().CheckHeld(context().session->key(), slots_, "slots"); !status.ok()) {
+      return status;
+    }
+    return Places{AllLayers(cache()), slots_};
+  }
+
+  bool IsSmall() const override {
+    return static_cast<std::int64_t>(slots_.size()) <= kSmallBytes / SlotBytes(cache().geometry());
+  }
+
+  absl::Status Execute(kernels::Stream& stream) override {
+    if (absl::Status status = BeginCommit(); !status.ok()) return status;
+    if (absl::Status status = ZeroSlots(environment(), cache(), slots_, stream); !status.ok()) return status;
+    for (const std::int64_t slot : slots_) {
+      for (std::int64_t layer = 0; layer < cache().geometry().layers; ++layer) {
+        cache().slots().SetPosition(layer, slot, 0);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void Finish(absl::Status status) override { done_(std::move(status)); }
+
+  const std::vector<std::int64_t> slots_;
+  Done done_;
+};
+
+/// Copies in one go: what a destination would overwrite before somebody has read it is set aside first.
+class CopySlotsCall final : public OneStepCall {
+ public:
+  CopySlotsCall(const Environment& environment, CallContext context, std::vector<SlotCopyRequest> copies,
+                std::vector<SlotMove> moves, std::vector<std::int64_t> aside, std::shared_ptr<StagingAccount> staging,
+                Done done)
+      : OneStepCall(environment, std::move(context)),
+        copies_(std::move(copies)),
+        moves_(std::move(moves)),
+        aside_(std::move(aside)),
+        staging_(std::move(staging)),
+        done_(std::move(done)) {}
+
+ private:
+  absl::StatusOr<Places> Arrive() override {
+    const cache::SessionKey session = context().session->key();
+    absl::flat_hash_set<std::int64_t> named;
+    for (std::size_t i = 0; i < copies_.size(); ++i) {
+      const std::string field = absl::StrCat("copies[", i, "].");
+      for (const auto& [slots, name] : {std::pair(absl::MakeConstSpan(&copies_[i].source, 1), "source"),
+                                        std::pair(absl::MakeConstSpan(copies_[i].destinations), "destinations")}) {
+        if (absl::Status status = cache().slots().CheckHeld(session, slots, absl::StrCat(field, name)); !status.ok()) {
+          return status;
+        }
+        named.insert(slots.begin(), slots.end());
+      }
+    }
+    return Places{AllLayers(cache()), {named.begin(), named.end()}};
+  }
+
+  bool IsSmall() const override {
+    return static_cast<std::int64_t>(moves_.size() + aside_.size()) <= kSmallBytes / SlotBytes(cache().geometry());
+  }
+
+  absl::Status Execute(kernels::Stream& stream) override {
+    std::vector<StagingBuffer> buffers;
+    absl::flat_hash_map<std::int64_t, std::vector<kernels::ByteRange>> sources;
+    std::vector<kernels::ByteCopy> copies;
+    for (const std::int64_t slot : aside_) {
+      absl::StatusOr<StagingBuffer> buffer = staging_->Acquire(SlotBytes(cache().geometry()));
+      if (!buffer.ok()) return buffer.status();
+      std::byte* place = buffer->data();
+      for (const kernels::ByteRange& range : Ranges(cache(), slot)) {
+        copies.push_back({place, range.data, range.size});
+        sources[slot].push_back({place, range.size});
+        place += range.size;
+      }
+      buffers.push_back(*std::move(buffer));
+    }
+    if (!copies.empty()) {
+      absl::Status status = environment().backend.CopyBytes(copies, stream);
+      if (status.ok()) status = environment().backend.Synchronize(stream);
+      if (!status.ok()) return status;
+    }
+
+    copies.clear();
+    for (const SlotMove& move : moves_) {
+      const auto aside = sources.find(move.source);
+      const std::vector<kernels::ByteRange> from =
+          aside != sources.end() ? aside->second : Ranges(cache(), move.source);
+      const std::vector<kernels::ByteRange> to = Ranges(cache(), move.destination);
+      for (std::size_t i = 0; i < to.size(); ++i) copies.push_back({to[i].data, from[i].data, to[i].size});
+    }
+    if (absl::Status status = BeginCommit(); !status.ok()) return status;
+    absl::Status status = environment().backend.CopyBytes(copies, stream);
+    if (status.ok()) status = environment().backend.Synchronize(stream);
+    if (!status.ok()) return status;
+    for (std::int64_t layer = 0; layer < cache().geometry().layers; ++layer) {
+      std::vector<std::int64_t> positions;
+      positions.reserve(moves_.size());
+      for (const SlotMove& move : moves_) positions.push_back(cache().slots().Position(layer, move.source));
+      for (std::size_t i = 0; i < moves_.size(); ++i) {
+        cache().slots().SetPosition(layer, moves_[i].destination, positions[i]);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void LetGo() override { staging_.reset(); }
+  void Finish(absl::Status status) override { done_(std::move(status)); }
+
+  const std::vector<SlotCopyRequest> copies_;
+  const std::vector<SlotMove> moves_;
+  const std::vector<std::int64_t> aside_;  // slots that are both read and overwritten
+  std::shared_ptr<StagingAccount> staging_;
+  Done done_;
+};
+
+}  // namespace
+
+std::vector<SlotMove> ResolveCopies(absl::Span<const SlotCopyRequest> copies) {
+  absl::flat_hash_map<std::int64_t, std::int64_t> content;  // by slot, where it differs
+  const auto content_of = [&content](std::int64_t slot) {
+    const auto found = content.find(slot);
+    return found == content.end() ? slot : found->second;
+  };
+  for (const SlotCopyRequest& copy : copies) {
+    for (const std::int64_t destination : copy.destinations) content[destination] = content_of(copy.source);
+  }
+  std::vector<SlotMove> moves;
+  for (const SlotCopyRequest& copy : copies) {
+    for (const std::int64_t destination : copy.destinations) {
+      if (content[destination] != destination) moves.push_back({destination, content[destination]});
+    }
+  }
+  return moves;
+}
+
+absl::StatusOr<std::shared_ptr<Call>> MakeAcquireSlots(const Environment& environment, CallContext context,
+                                                       std::int64_t count, SlotsDone done) {
+  if (count < 1) return cache::InvalidField("count", absl::StrCat("is ", count, "; it must be at least 1"));
+  return std::make_shared<AcquireSlotsCall>(environment, std::move(context), count, std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<Call>> MakeReleaseSlots(const Environment& environment, CallContext context,
+                                                       std::vector<std::int64_t> slots, Done done) {
+  return std::make_shared<ReleaseSlotsCall>(environment, std::move(context), std::move(slots), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<Call>> MakeResetSlots(const Environment& environment, CallContext context,
+                                                     std::vector<std::int64_t> slots, Done done) {
+  return std::make_shared<ResetSlotsCall>(environment, std::move(context), std::move(slots), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<Call>> MakeCopySlots(const Environment& environment, CallContext context,
+                                                    std::vector<SlotCopyRequest> copies, Done done) {
+  absl::flat_hash_map<std::int64_t, std::string> fields;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    for (std::size_t j = 0; j < copies[i].destinations.size(); ++j) {
+      const std::int64_t destination = copies[i].destinations[j];
+      std::string field = absl::StrCat("copies[", i, "].destinations[", j, "]");
+      const auto [first, inserted] = fields.emplace(destination, field);
+      if (!inserted) {
+        return cache::InvalidField(
+            field, absl::StrCat("is ", destination, ", as is ", first->second, "; destinations must be distinct"));
+      }
+    }
+  }
+  std::vector<SlotMove> moves = ResolveCopies(copies);
+  absl::flat_hash_set<std::int64_t> overwritten;
+  for (const SlotMove& move : moves) overwritten.insert(move.destination);
+  std::vector<std::int64_t> aside;
+  for (const SlotMove& move : moves) {
+    if (overwritten.erase(move.source) > 0) aside.push_back(move.source);
+  }
+  const std::int64_t slot_bytes = StagingPool::BlockSize(SlotBytes(context.session->cache()->geometry()));
+  if (static_cast<std::int64_t>(aside.size()) > environment.staging.budget() / slot_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("the copies need ", aside.size(), " slots of ", slot_bytes,
+                                                     " bytes set aside; the server has ", environment.staging.budget(),
+                                                     " bytes of staging memory"));
+  }
+  absl::StatusOr<std::shared_ptr<StagingAccount>> staging =
+      environment.staging.Open(static_cast<std::int64_t>(aside.size()) * slot_bytes);
+  if (!staging.ok()) return staging.status();
+  return std::make_shared<CopySlotsCall>(environment, std::move(context), std::move(copies), std::move(moves),
+                                         std::move(aside), *std::move(staging), std::move(done));
+}
+
+}  // namespace gdpcache::engine

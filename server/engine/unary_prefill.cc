@@ -1,0 +1,125 @@
+#include "server/engine/unary_prefill.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/cache/errors.h"
+#include "server/engine/prefill_steps.h"
+
+namespace gdpcache::engine {
+namespace {
+
+// A launch below both is over in about the time that waking a worker takes.
+constexpr double kSmallFlops = 2e6;
+constexpr std::int64_t kSmallBytes = std::int64_t{512} << 10;
+
+std::int64_t InputBytes(const PrefillPlan& plan) {
+  return 2 * plan.k_bytes + plan.u_bytes + plan.g_bytes + plan.initial_state_bytes + plan.auxiliary_bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<UnaryPrefill>> UnaryPrefill::Create(const Environment& environment, CallContext context,
+                                                                   const PrefillRequest& request, PrefillDone done) {
+  absl::StatusOr<PrefillPlan> plan = PlanPrefill(request, context.session->cache()->geometry());
+  if (!plan.ok()) return plan.status();
+  // Inputs are in memory already, so their sum is small; results may be any size.
+  const std::int64_t limit = environment.options.max_unary_output_bytes;
+  if (plan->h_bytes > limit || plan->v_new_bytes > limit || plan->final_state_bytes > limit ||
+      plan->output_bytes() > limit) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the results take ", plan->h_bytes, " bytes of h, ", plan->v_new_bytes, " of v_new and ",
+        plan->final_state_bytes, " of final_state; a unary answer may have ", limit, ": call PrefillStream"));
+  }
+  const std::int64_t scratch =
+      StagingPool::BlockSize(plan->natural_decay ? plan->g_bytes : 0) + StagingPool::BlockSize(plan->auxiliary_bytes);
+  absl::StatusOr<std::shared_ptr<StagingAccount>> staging =
+      environment.staging.Open(InputBytes(*plan) + plan->output_bytes() + scratch);
+  if (!staging.ok()) return staging.status();
+  return std::shared_ptr<UnaryPrefill>(new UnaryPrefill(environment, std::move(context), request, *std::move(plan),
+                                                        *std::move(staging), std::move(done)));
+}
+
+UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, const PrefillRequest& request,
+                           PrefillPlan plan, std::shared_ptr<StagingAccount> staging, PrefillDone done)
+    : OneStepCall(environment, std::move(context)),
+      plan_(std::move(plan)),
+      memory_{.k = request.k.data,
+              .w = request.w.data,
+              .u = request.u.data,
+              .g = static_cast<const float*>(request.g.data)},
+      initial_state_(static_cast<const float*>(request.initial_state.data)),
+      auxiliary_(static_cast<const std::byte*>(request.auxiliary_state.data)),
+      staging_(std::move(staging)),
+      done_(std::move(done)),
+      created_(absl::Now()) {}
+
+absl::StatusOr<Places> UnaryPrefill::Arrive() { return TakeSlots(plan_, context(), cache()); }
+
+bool UnaryPrefill::IsSmall() const {
+  const std::int64_t states = plan_.sequence_count() * StateBytes(plan_, kernels::DataType::kFloat32);
+  return plan_.flops() <= kSmallFlops && InputBytes(plan_) + plan_.output_bytes() + states <= kSmallBytes;
+}
+
+absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
+  kernels::Backend& backend = environment().backend;
+  const absl::Time started = absl::Now();
+  result_.timing.queue_us = absl::ToInt64Microseconds(started - created_);
+  if (absl::Status status = CheckPositions(plan_, cache()); !status.ok()) return status;
+
+  const Segment segment = WholeCall(plan_);
+  SegmentMemory memory = memory_;
+  memory.h = outputs_.h;
+  memory.v_new = outputs_.v_new;
+  memory.final_state = outputs_.final_state;
+  StagingBuffer g;
+  if (plan_.natural_decay && plan_.g_bytes > 0) {
+    absl::StatusOr<StagingBuffer> buffer = staging_->Acquire(plan_.g_bytes);
+    if (!buffer.ok()) return buffer.status();
+    g = *std::move(buffer);
+    NaturalToLog2(memory.g, reinterpret_cast<float*>(g.data()), plan_.used_rows() * plan_.shape.heads);
+    memory.g = reinterpret_cast<const float*>(g.data());
+  }
+  StagingBuffer backup;
+  if (plan_.has_auxiliary_state) {
+    absl::StatusOr<StagingBuffer> buffer = staging_->Acquire(plan_.auxiliary_bytes);
+    if (!buffer.ok()) return buffer.status();
+    backup = *std::move(buffer);
+  }
+
+  const Launch launch = DescribeSegment(plan_, segment, memory, [this](std::int64_t n, bool, bool) {
+    return StatesInPlace(plan_, cache(), initial_state_, n);
+  });
+  if (plan_.check_finite) {
+    if (absl::Status status = CheckFinite(backend, stream, plan_, segment, memory, launch); !status.ok()) return status;
+  }
+  const absl::Time staged = absl::Now();
+  result_.timing.stage_in_us = absl::ToInt64Microseconds(staged - started);
+
+  if (absl::Status status = BeginCommit(); !status.ok()) return status;
+  const absl::Status committed =
+      CommitPrefill(backend, stream, plan_, cache(), plan_.has_auxiliary_state ? auxiliary_ : nullptr, backup.data(),
+                    [&] { return backend.RunRecurrence(plan_.shape, launch.sequences, stream); });
+  if (!committed.ok()) return committed;
+  const absl::Time computed = absl::Now();
+  result_.timing.compute_us = absl::ToInt64Microseconds(computed - staged);
+
+  ZeroUnusedRows(plan_, segment, memory.v_new);
+  result_.positions = Positions(plan_, cache());
+  const absl::Time ended = absl::Now();
+  result_.timing.stage_out_us = absl::ToInt64Microseconds(ended - computed);
+  result_.timing.total_us = absl::ToInt64Microseconds(ended - created_);
+  return absl::OkStatus();
+}
+
+void UnaryPrefill::Finish(absl::Status status) {
+  if (status.ok()) {
+    done_(std::move(result_));
+  } else {
+    done_(std::move(status));
+  }
+}
+
+}  // namespace gdpcache::engine

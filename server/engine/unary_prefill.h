@@ -1,0 +1,59 @@
+#ifndef GDPCACHE_SERVER_ENGINE_UNARY_PREFILL_H_
+#define GDPCACHE_SERVER_ENGINE_UNARY_PREFILL_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/engine/ordered_call.h"
+#include "server/engine/prefill_plan.h"
+#include "server/engine/prefill_request.h"
+#include "server/engine/prefill_result.h"
+#include "server/engine/segment.h"
+
+namespace gdpcache::engine {
+
+/// Where a unary prefill writes its results: memory of plan().h_bytes, v_new_bytes and final_state_bytes bytes, aligned
+/// for their elements; nullptr where that is 0. It must stay until the call is done.
+struct PrefillOutputs {
+  void* h = nullptr;
+  void* v_new = nullptr;
+  void* final_state = nullptr;
+};
+
+/// A prefill whose tensors are all in memory. Computes in place, in one launch, which is its commit.
+class UnaryPrefill final : public OneStepCall {
+ public:
+  /// Validates and reserves; see Engine::Prefill.
+  static absl::StatusOr<std::shared_ptr<UnaryPrefill>> Create(const Environment& environment, CallContext context,
+                                                              const PrefillRequest& request, PrefillDone done);
+
+  const PrefillPlan& plan() const { return plan_; }
+
+  /// To be called before Start.
+  void SetOutputs(const PrefillOutputs& outputs) { outputs_ = outputs; }
+
+ private:
+  UnaryPrefill(const Environment& environment, CallContext context, const PrefillRequest& request, PrefillPlan plan,
+               std::shared_ptr<StagingAccount> staging, PrefillDone done);
+
+  absl::StatusOr<Places> Arrive() override;
+  bool IsSmall() const override;
+  absl::Status Execute(kernels::Stream& stream) override;
+  void LetGo() override { staging_.reset(); }
+  void Finish(absl::Status status) override;
+
+  const PrefillPlan plan_;
+  SegmentMemory memory_;
+  const float* initial_state_ = nullptr;
+  const std::byte* auxiliary_ = nullptr;
+  PrefillOutputs outputs_;
+  std::shared_ptr<StagingAccount> staging_;
+  PrefillDone done_;
+  PrefillResult result_;
+  absl::Time created_;
+};
+
+}  // namespace gdpcache::engine
+
+#endif  // GDPCACHE_SERVER_ENGINE_UNARY_PREFILL_H_
