@@ -1,0 +1,151 @@
+#ifndef GDPCACHE_TESTS_UNIT_ENGINE_ENGINE_WORLD_H_
+#define GDPCACHE_TESTS_UNIT_ENGINE_ENGINE_WORLD_H_
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "server/cache/catalog.h"
+#include "server/engine/engine.h"
+#include "tests/reference/problem.h"
+#include "tests/support/fault_injecting_backend.h"
+#include "tests/support/manual_clock.h"
+
+/// Everything a test of the engine stands on, and the problems of tests/reference as calls of the engine.
+namespace gdpcache::engine {
+
+/// A value that another thread delivers once.
+template <typename T>
+class Outcome {
+ public:
+  void Set(T value) {
+    {
+      const std::lock_guard lock(mutex_);
+      EXPECT_FALSE(value_.has_value()) << "delivered twice";
+      value_ = std::move(value);
+    }
+    arrived_.notify_all();
+  }
+  bool IsSet() const {
+    const std::lock_guard lock(mutex_);
+    return value_.has_value();
+  }
+  T Take() {
+    std::unique_lock lock(mutex_);
+    arrived_.wait(lock, [this] { return value_.has_value(); });
+    return std::move(*value_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::optional<T> value_;
+};
+
+/// A backend on the CPU whose operations can be made to fail, caches and sessions on a clock that stands still, an
+/// engine.
+struct World {
+  explicit World(const EngineOptions& options = {});
+
+  /// A session on a new cache, all of whose slots it holds.
+  std::shared_ptr<cache::Session> OpenSession(const cache::Geometry& geometry);
+  /// One more session on that cache.
+  std::shared_ptr<cache::Session> OpenSessionOn(const cache::Cache& cache);
+
+  std::unique_ptr<kernels::Backend> cpu;
+  test::FaultInjectingBackend backend;
+  test::ManualClock clock;
+  cache::Catalog catalog;
+  std::unique_ptr<Engine> engine;
+  int caches = 0;
+};
+
+using Operation = test::FaultInjectingBackend::Operation;
+
+/// The cache a problem needs.
+cache::Geometry GeometryOf(const testing::Problem& problem, std::int64_t layers = 1, std::int64_t auxiliary_bytes = 0);
+
+/// Puts a [S, H, K, V] state of the cache's dtype into a layer, and takes it out. Only while no call runs.
+void LoadState(const cache::Cache& cache, std::int64_t layer, const testing::HostTensor& state);
+testing::HostTensor StoreState(const cache::Cache& cache, std::int64_t layer);
+
+/// All bytes of a cache and all its positions: equal before and after a call that changed nothing.
+std::string Fingerprint(const cache::Cache& cache);
+
+/// The problem as a ragged call with all boundaries. It must outlive the request.
+PrefillRequest RequestOf(const testing::Problem& problem, TensorTransport transport);
+
+/// Fills what the problem's outputs are and points to their bytes.
+PrefillOutputs OutputsOf(const testing::Problem& problem, const PrefillPlan& plan, testing::Outputs& outputs);
+
+struct Ran {
+  testing::Outputs outputs;  // without state
+  PrefillResult result;
+};
+
+/// Runs the request and waits for it.
+absl::StatusOr<Ran> RunUnary(const World& world, std::shared_ptr<cache::Session> session,
+                             const testing::Problem& problem, const PrefillRequest& request);
+
+/// Collects what a streaming call sends. Tells the call at once that it has left, unless told to hold it.
+class CollectingPeer : public StreamPeer {
+ public:
+  void Output(OutputPiece piece) override;
+  void InputWanted() override;
+
+  void SetCall(StreamedOutput* call) { call_ = call; }
+  void Hold() { held_ = true; }
+  std::int64_t received() const;
+  void WaitForInputWanted();
+  std::vector<std::byte> Take(StreamTensor tensor);
+
+ private:
+  StreamedOutput* call_ = nullptr;
+  bool held_ = false;
+  mutable std::mutex mutex_;
+  std::condition_variable wanted_changed_;
+  bool wanted_ = false;
+  std::int64_t received_ = 0;
+  std::map<StreamTensor, std::vector<std::byte>> bytes_;
+};
+
+/// One tensor of a streaming call on its way.
+struct Feed {
+  StreamTensor tensor;
+  const std::byte* data = nullptr;
+  std::int64_t size = 0;
+  std::int64_t row_bytes = 0;  // 0: not one of the rows; sent first
+  std::int64_t sent = 0;
+};
+
+/// The tensors of a problem.
+std::vector<Feed> FeedsOf(const testing::Problem& problem);
+
+/// Sends the next `size` bytes of `feed`.
+absl::Status Send(StreamedInput& call, Feed& feed, std::int64_t size);
+
+/// Sends everything in frames of random size, tensors interleaved by token but for random leads of up to `lead` rows.
+absl::Status SendAll(StreamedInput& call, CollectingPeer& peer, std::vector<Feed> feeds, std::mt19937_64& random,
+                     std::int64_t lead);
+
+/// Runs the request as a stream and waits for it.
+absl::StatusOr<Ran> RunStreamed(const World& world, std::shared_ptr<cache::Session> session,
+                                const testing::Problem& problem, const PrefillRequest& request, std::uint64_t seed,
+                                std::int64_t lead = 100);
+
+}  // namespace gdpcache::engine
+
+#endif  // GDPCACHE_TESTS_UNIT_ENGINE_ENGINE_WORLD_H_
