@@ -24,8 +24,8 @@ constexpr std::size_t kTileStride = Scratch::kTileStride;
 
 // Registers of the two products: kBlockRows x kBlockVectors accumulators, the vectors of one row, one broadcast.
 #if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86
-constexpr std::size_t kBlockRows = 8;
-constexpr std::size_t kBlockVectors = 2;
+constexpr std::size_t kBlockRows = 4;
+constexpr std::size_t kBlockVectors = 4;
 #else
 constexpr std::size_t kBlockRows = 4;
 constexpr std::size_t kBlockVectors = 2;
