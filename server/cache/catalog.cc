@@ -121,7 +121,7 @@ absl::StatusOr<Catalog::Created> Catalog::CreateCache(const CacheSpec& spec) {
     if (const auto found = caches_.find(spec.name); found != caches_.end()) {
       std::shared_ptr<Cache> existing = CacheOf(found->second);
       if (absl::Status status = CheckSame(existing->spec(), spec); !status.ok()) return status;
-      return Created{std::move(existing), false};
+      return Created{std::move(existing), found->second.sessions, false};
     }
     if (static_cast<std::int64_t>(caches_.size()) >= limits_.max_caches) {
       return Exhausted(
@@ -143,7 +143,7 @@ absl::StatusOr<Catalog::Created> Catalog::CreateCache(const CacheSpec& spec) {
   if (!cache.ok()) return cache.status();
   entry.holding->cache = *std::move(cache);
 
-  Created created{CacheOf(entry), true};
+  Created created{CacheOf(entry), 0, true};
   const std::lock_guard lock(mutex_);
   caches_.emplace(spec.name, std::move(entry));
   return created;

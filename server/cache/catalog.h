@@ -45,7 +45,8 @@ class Catalog {
 
   struct Created {
     std::shared_ptr<Cache> cache;
-    bool created = false;  // false: it existed with the same geometry, fingerprint and ephemeral flag
+    std::int64_t sessions = 0;  // open ones
+    bool created = false;       // false: it existed with the same geometry, fingerprint and ephemeral flag
   };
   /// Errors as cache.proto and state_cache.proto say.
   absl::StatusOr<Created> CreateCache(const CacheSpec& spec);

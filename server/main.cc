@@ -1,0 +1,130 @@
+// gdpcached: configuration, logging, backend, caches, engine, server, and their end.
+
+#include <pthread.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+#include "server/cache/catalog.h"
+#include "server/cache/clock.h"
+#include "server/config/config.h"
+#include "server/engine/engine.h"
+#include "server/observe/logging.h"
+#include "server/rpc/control/caches.h"
+#include "server/rpc/server.h"
+
+namespace gdpcache {
+namespace {
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+// Waits for the first stop signal; from then on another one ends the process at once, as signals do by default.
+void WaitForStopSignal(const sigset_t& signals) {
+  int signal_number = 0;
+  sigwait(&signals, &signal_number);
+  spdlog::info("{}: draining; the next signal stops at once", strsignal(signal_number));
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+}
+
+absl::Status CreateConfiguredCaches(const config::Config& config, cache::Catalog& catalog) {
+  for (const v1::CreateCacheRequest& request : config.caches) {
+    const absl::StatusOr<cache::CacheSpec> spec = rpc::DecodeCacheSpec(request);
+    const absl::Status status = spec.ok() ? catalog.CreateCache(*spec).status() : spec.status();
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("configured cache '", request.name(), "': ", status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void PrintReady(const rpc::Server& server, const config::Config& config, const std::string& backend) {
+  std::string line = "ready";
+  for (const std::string& address : server.addresses()) absl::StrAppend(&line, " address=", address);
+  if (!config.unix_path.empty()) absl::StrAppend(&line, " unix=", config.unix_path);
+  absl::StrAppend(&line, " backend=", backend);
+  std::cout << line << std::endl;
+}
+
+// Serves until a signal. An error says why it could not start or stop.
+absl::Status Serve(const config::Config& config) {
+  const sigset_t stop_signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);  // before any thread starts: all inherit it
+
+  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::CreateBackend(config.backend);
+  if (!backend.ok()) return backend.status();
+  const kernels::DeviceInfo device = (*backend)->device_info();
+
+  const cache::RealClock clock;
+  cache::CatalogLimits limits;
+  limits.max_caches = config.max_caches;
+  limits.max_sessions = config.max_sessions;
+  limits.state_memory_bytes = config.state_memory_bytes > 0 ? config.state_memory_bytes : device.memory_bytes / 2;
+  limits.default_session_ttl = config.default_session_ttl;
+  limits.max_session_ttl = config.max_session_ttl;
+  cache::Catalog catalog(**backend, clock, limits);
+  if (absl::Status status = CreateConfiguredCaches(config, catalog); !status.ok()) return status;
+
+  engine::EngineOptions engine_options;
+  engine_options.staging_bytes = config.staging_memory_bytes;
+  engine_options.max_unary_output_bytes = config.max_message_bytes;
+  absl::StatusOr<std::unique_ptr<engine::Engine>> engine = engine::Engine::Create(**backend, engine_options);
+  if (!engine.ok()) return engine.status();
+
+  rpc::ServerOptions server_options;
+  server_options.version = std::string(config::Version());
+  server_options.listen = config.listen;
+  server_options.unix_path = config.unix_path;
+  server_options.max_message_bytes = config.max_message_bytes;
+  server_options.limits = limits;
+  absl::StatusOr<std::unique_ptr<rpc::Server>> server =
+      rpc::Server::Start(server_options, device, catalog, **engine, clock);
+  if (!server.ok()) return server.status();
+  spdlog::info("serving on {} ({}), {} bytes of state memory", device.backend, device.device,
+               limits.state_memory_bytes);
+  PrintReady(**server, config, device.backend);
+
+  WaitForStopSignal(stop_signals);
+  if (absl::Status status = (*server)->Shutdown(config.drain_timeout); !status.ok()) {
+    spdlog::error("cannot stop cleanly: {}", std::string(status.message()));
+    std::_Exit(EXIT_FAILURE);  // running calls still use what a return would destroy
+  }
+  spdlog::info("stopped");
+  return absl::OkStatus();
+}
+
+int Main(absl::Span<const char* const> arguments) {
+  const config::Invocation invocation = config::ParseCommandLine(arguments);
+  std::cout << invocation.output << std::flush;
+  std::cerr << invocation.errors;
+  if (!invocation.config.has_value()) return invocation.exit_code;
+  observe::StartLogging(invocation.config->log);
+  if (const absl::Status status = Serve(*invocation.config); !status.ok()) {
+    spdlog::error("{}", std::string(status.message()));
+    return EXIT_FAILURE;
+  }
+  return EXIT_SUCCESS;
+}
+
+}  // namespace
+}  // namespace gdpcache
+
+int main(int argc, char** argv) {
+  return gdpcache::Main(absl::MakeConstSpan(argv + 1, static_cast<std::size_t>(argc > 0 ? argc - 1 : 0)));
+}

@@ -1,0 +1,44 @@
+#include "server/rpc/control/server_info.h"
+
+#include <utility>
+
+#include "server/rpc/control/caches.h"
+
+namespace gdpcache::rpc {
+
+ServerInfo::ServerInfo(const cache::Catalog& catalog, const engine::Engine& engine, const cache::Clock& clock,
+                       std::string version, kernels::DeviceInfo device, v1::ServerLimits limits)
+    : catalog_(catalog),
+      engine_(engine),
+      clock_(clock),
+      version_(std::move(version)),
+      device_(std::move(device)),
+      limits_(std::move(limits)),
+      started_(clock.Now()) {}
+
+void ServerInfo::SetAddresses(std::vector<std::string> addresses) {
+  const std::lock_guard lock(mutex_);
+  addresses_ = std::move(addresses);
+}
+
+void ServerInfo::Fill(v1::GetServerInfoResponse& response) const {
+  response.set_version(version_);
+  response.set_backend(device_.backend);
+  response.set_device(device_.device);
+  response.set_device_memory_bytes(device_.memory_bytes);
+  response.set_state_memory_used_bytes(catalog_.state_memory_used());
+  response.set_staging_used_bytes(engine_.staging().used());
+  *response.mutable_limits() = limits_;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::string& address : addresses_) response.add_addresses(address);
+  }
+  response.add_transports("inline");
+  response.add_transports("stream");
+  for (const cache::Catalog::CacheSummary& summary : catalog_.ListCaches()) {
+    *response.add_caches() = EncodeCache(*summary.cache, summary.sessions);
+  }
+  response.set_uptime_ms(absl::ToInt64Milliseconds(clock_.Now() - started_));
+}
+
+}  // namespace gdpcache::rpc

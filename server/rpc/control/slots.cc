@@ -1,0 +1,84 @@
+#include "server/rpc/control/slots.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gdpcache::rpc {
+namespace {
+
+// The session a call names, with how long its answer is of use.
+absl::StatusOr<engine::CallContext> Context(cache::Catalog& catalog, const std::string& session, absl::Time deadline) {
+  absl::StatusOr<std::shared_ptr<cache::Session>> found = catalog.FindSession(session);
+  if (!found.ok()) return found.status();
+  return engine::CallContext{*std::move(found), deadline};
+}
+
+template <typename Repeated>
+std::vector<std::int64_t> ToVector(const Repeated& values) {
+  return std::vector<std::int64_t>(values.begin(), values.end());
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<engine::Call>> AcquireSlots(cache::Catalog& catalog, engine::Engine& engine,
+                                                           absl::Time deadline, const v1::AcquireSlotsRequest& request,
+                                                           v1::AcquireSlotsResponse& response, CallDone done) {
+  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), deadline);
+  if (!context.ok()) return context.status();
+  return engine.AcquireSlots(
+      *std::move(context), request.count(),
+      [&response, done = std::move(done)](absl::StatusOr<std::vector<std::int64_t>> slots) mutable {
+        if (slots.ok()) response.mutable_slots()->Add(slots->begin(), slots->end());
+        done(slots.status());
+      });
+}
+
+absl::StatusOr<std::shared_ptr<engine::Call>> ReleaseSlots(cache::Catalog& catalog, engine::Engine& engine,
+                                                           absl::Time deadline, const v1::ReleaseSlotsRequest& request,
+                                                           CallDone done) {
+  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), deadline);
+  if (!context.ok()) return context.status();
+  return engine.ReleaseSlots(*std::move(context), ToVector(request.slots()), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<engine::Call>> ResetSlots(cache::Catalog& catalog, engine::Engine& engine,
+                                                         absl::Time deadline, const v1::ResetSlotsRequest& request,
+                                                         CallDone done) {
+  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), deadline);
+  if (!context.ok()) return context.status();
+  return engine.ResetSlots(*std::move(context), ToVector(request.slots()), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<engine::Call>> CopySlots(cache::Catalog& catalog, engine::Engine& engine,
+                                                        absl::Time deadline, const v1::CopySlotsRequest& request,
+                                                        CallDone done) {
+  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), deadline);
+  if (!context.ok()) return context.status();
+  std::vector<engine::SlotCopyRequest> copies;
+  copies.reserve(request.copies_size());
+  for (const v1::SlotCopy& copy : request.copies()) copies.push_back({copy.source(), ToVector(copy.destinations())});
+  return engine.CopySlots(*std::move(context), std::move(copies), std::move(done));
+}
+
+absl::Status ListSlots(const cache::Catalog& catalog, const cache::Clock& clock, const v1::ListSlotsRequest& request,
+                       v1::ListSlotsResponse& response) {
+  const absl::StatusOr<std::shared_ptr<cache::Cache>> cache = catalog.FindCache(request.cache());
+  if (!cache.ok()) return cache.status();
+  const absl::Time now = clock.Now();
+  for (const cache::SlotTable::Held& held : (*cache)->slots().ListHeld()) {
+    v1::SlotInfo& slot = *response.add_slots();
+    slot.set_slot(held.slot);
+    slot.set_client_name(catalog.ClientName(held.session).value_or(""));
+    slot.set_min_position(held.min_position);
+    slot.set_max_position(held.max_position);
+    const absl::Duration left = catalog.ExpiresAt(held.session).value_or(now) - now;
+    slot.set_session_expires_in_ms(std::max<std::int64_t>(0, absl::ToInt64Milliseconds(left)));
+  }
+  response.set_free_slots((*cache)->slots().free_count());
+  return absl::OkStatus();
+}
+
+}  // namespace gdpcache::rpc

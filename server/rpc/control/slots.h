@@ -1,0 +1,42 @@
+#ifndef GDPCACHE_SERVER_RPC_CONTROL_SLOTS_H_
+#define GDPCACHE_SERVER_RPC_CONTROL_SLOTS_H_
+
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gdpcache/v1/session.pb.h"
+#include "server/cache/catalog.h"
+#include "server/cache/clock.h"
+#include "server/engine/engine.h"
+
+/// The calls about whole slots; session.proto documents them. Those that work on states prepare a call of the engine:
+/// the caller starts it, and `done` runs once after that. Responses must stay until then.
+namespace gdpcache::rpc {
+
+using CallDone = absl::AnyInvocable<void(absl::Status)>;
+
+absl::StatusOr<std::shared_ptr<engine::Call>> AcquireSlots(cache::Catalog& catalog, engine::Engine& engine,
+                                                           absl::Time deadline, const v1::AcquireSlotsRequest& request,
+                                                           v1::AcquireSlotsResponse& response, CallDone done);
+
+absl::StatusOr<std::shared_ptr<engine::Call>> ReleaseSlots(cache::Catalog& catalog, engine::Engine& engine,
+                                                           absl::Time deadline, const v1::ReleaseSlotsRequest& request,
+                                                           CallDone done);
+
+absl::StatusOr<std::shared_ptr<engine::Call>> ResetSlots(cache::Catalog& catalog, engine::Engine& engine,
+                                                         absl::Time deadline, const v1::ResetSlotsRequest& request,
+                                                         CallDone done);
+
+absl::StatusOr<std::shared_ptr<engine::Call>> CopySlots(cache::Catalog& catalog, engine::Engine& engine,
+                                                        absl::Time deadline, const v1::CopySlotsRequest& request,
+                                                        CallDone done);
+
+absl::Status ListSlots(const cache::Catalog& catalog, const cache::Clock& clock, const v1::ListSlotsRequest& request,
+                       v1::ListSlotsResponse& response);
+
+}  // namespace gdpcache::rpc
+
+#endif  // GDPCACHE_SERVER_RPC_CONTROL_SLOTS_H_

@@ -1,0 +1,194 @@
+#include "server/rpc/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/prefill_plan.h"
+
+namespace gdpcache::rpc {
+namespace {
+
+// How long cancelled calls may take to end: they finish the launch that they are in.
+constexpr absl::Duration kCancelTimeout = absl::Seconds(20);
+// How long answers may take to leave after the last call has ended. Clients that watch the health service, or that do
+// not read, would hold up the end otherwise.
+constexpr absl::Duration kFarewell = absl::Seconds(1);
+
+constexpr int kKeepaliveTimeMs = 30'000;
+constexpr int kKeepaliveTimeoutMs = 10'000;
+constexpr int kMinClientPingIntervalMs = 10'000;
+
+v1::ServerLimits Limits(const ServerOptions& options, const engine::Engine& engine) {
+  v1::ServerLimits limits;
+  limits.set_max_message_bytes(options.max_message_bytes);
+  limits.set_state_memory_bytes(options.limits.state_memory_bytes);
+  limits.set_staging_bytes(engine.staging().budget());
+  limits.set_max_caches(options.limits.max_caches);
+  limits.set_max_sessions(options.limits.max_sessions);
+  limits.set_max_sequences_per_call(engine::kMaxSequences);
+  limits.set_max_session_ttl_ms(absl::ToInt64Milliseconds(options.limits.max_session_ttl));
+  return limits;
+}
+
+std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+std::string PortOf(const std::string& address) { return address.substr(address.rfind(':') + 1); }
+
+// Why gRPC, which only logs it, could not listen on an address; empty if it is free after all.
+std::string WhyNotListening(const std::string& address) {
+  std::string host = HostOf(address);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), PortOf(address).c_str(), &hints, &found); error != 0) {
+    return gai_strerror(error);
+  }
+  std::string why;
+  for (const addrinfo* entry = found; entry != nullptr && why.empty(); entry = entry->ai_next) {
+    const int descriptor = socket(entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC, entry->ai_protocol);
+    const int on = 1;
+    if (descriptor < 0 || setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+        bind(descriptor, entry->ai_addr, entry->ai_addrlen) != 0 || listen(descriptor, 1) != 0) {
+      why = std::strerror(errno);
+    }
+    if (descriptor >= 0) close(descriptor);
+  }
+  freeaddrinfo(found);
+  return why;
+}
+
+absl::Status CannotListen(const std::vector<std::string>& addresses) {
+  for (const std::string& address : addresses) {
+    if (const std::string why = WhyNotListening(address); !why.empty()) {
+      return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": ", why));
+    }
+  }
+  return absl::UnavailableError("cannot listen; gRPC has logged why");
+}
+
+// Files made while it lives, sockets too, are for this user only.
+class PrivateFiles {
+ public:
+  PrivateFiles() : previous_(umask(S_IRWXG | S_IRWXO | S_IXUSR)) {}
+  PrivateFiles(const PrivateFiles&) = delete;
+  PrivateFiles& operator=(const PrivateFiles&) = delete;
+  ~PrivateFiles() { umask(previous_); }
+
+ private:
+  const mode_t previous_;
+};
+
+// Something that happens once, on another thread.
+class Event {
+ public:
+  void Happen() {
+    const std::lock_guard lock(mutex_);
+    happened_ = true;
+    changed_.notify_all();
+  }
+  bool WaitFor(absl::Duration timeout) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] { return happened_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool happened_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, kernels::DeviceInfo device,
+                                                      cache::Catalog& catalog, engine::Engine& engine,
+                                                      const cache::Clock& clock) {
+  // The constructor is private to make_unique.
+  std::unique_ptr<Server> server(new Server(options, std::move(device), catalog, engine, clock));
+  if (absl::Status status = server->Listen(options); !status.ok()) return status;
+  return server;
+}
+
+Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::Catalog& catalog,
+               engine::Engine& engine, const cache::Clock& clock)
+    : catalog_(catalog),
+      info_(catalog, engine, clock, options.version, std::move(device), Limits(options, engine)),
+      expiry_(catalog, clock),
+      service_({catalog, engine, clock, expiry_, info_}) {}
+
+Server::~Server() = default;
+
+absl::Status Server::Listen(const ServerOptions& options) {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+
+  grpc::ServerBuilder builder;
+  std::deque<int> ports;  // gRPC keeps pointers to them
+  for (const std::string& address : options.listen) {
+    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &ports.emplace_back(0));
+  }
+  if (!options.unix_path.empty()) {
+    absl::StatusOr<UnixSocketLock> lock = UnixSocketLock::Acquire(options.unix_path);
+    if (!lock.ok()) return lock.status();
+    socket_lock_ = *std::move(lock);
+    builder.AddListeningPort("unix:" + options.unix_path, grpc::InsecureServerCredentials());
+  }
+  builder.RegisterService(&service_);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder.SetMaxSendMessageSize(-1);                                         // the engine bounds what it answers
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);                   // two servers on one port are a mistake
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);  // notices hosts that died
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinClientPingIntervalMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  {
+    const PrivateFiles private_files;
+    server_ = builder.BuildAndStart();
+  }
+  if (server_ == nullptr) {
+    std::vector<std::string> addresses = options.listen;
+    return CannotListen(addresses);
+  }
+  std::vector<std::string> served;
+  for (std::size_t n = 0; n < options.listen.size(); ++n) {
+    addresses_.push_back(absl::StrCat(HostOf(options.listen[n]), ":", ports[n]));
+    served.push_back(addresses_.back());
+  }
+  if (!options.unix_path.empty()) served.push_back("unix:" + options.unix_path);
+  info_.SetAddresses(std::move(served));
+  server_->GetHealthCheckService()->SetServingStatus(v1::StateCache::service_full_name(), true);
+  return absl::OkStatus();
+}
+
+absl::Status Server::Shutdown(absl::Duration drain_timeout) {
+  server_->GetHealthCheckService()->SetServingStatus(false);
+  const auto drained = std::make_shared<Event>();
+  catalog_.Drain([drained] { drained->Happen(); });
+  if (!drained->WaitFor(drain_timeout)) {
+    const auto closed = std::make_shared<Event>();
+    catalog_.CloseAllSessions([closed] { closed->Happen(); });
+    if (!closed->WaitFor(kCancelTimeout)) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(catalog_.session_count(), " sessions have calls that do not end although cancelled"));
+    }
+  }
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + kFarewell));
+  server_->Wait();
+  return absl::OkStatus();
+}
+
+}  // namespace gdpcache::rpc

@@ -1,0 +1,69 @@
+#ifndef GDPCACHE_SERVER_RPC_SERVER_H_
+#define GDPCACHE_SERVER_RPC_SERVER_H_
+
+#include <grpcpp/server.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/backend.h"
+#include "server/cache/catalog.h"
+#include "server/cache/clock.h"
+#include "server/engine/engine.h"
+#include "server/rpc/control/server_info.h"
+#include "server/rpc/service.h"
+#include "server/rpc/session_expiry.h"
+#include "server/rpc/unix_socket.h"
+
+namespace gdpcache::rpc {
+
+struct ServerOptions {
+  std::string version;
+  std::vector<std::string> listen;  // "host:port"; port 0 takes a free one
+  std::string unix_path;            // empty: none
+  std::int64_t max_message_bytes = 0;
+  cache::CatalogLimits limits;  // what the catalog was made with, for GetServerInfo
+};
+
+/// The gRPC server: its listeners, the StateCache service, health, reflection, and the expiry of sessions.
+class Server {
+ public:
+  /// Serves when it returns. The catalog, the engine and the clock must outlive the server. Errors say which address
+  /// could not be served and why.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, kernels::DeviceInfo device,
+                                                       cache::Catalog& catalog, engine::Engine& engine,
+                                                       const cache::Clock& clock);
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+  ~Server();
+
+  /// The TCP addresses being served, "host:port" with the real port.
+  const std::vector<std::string>& addresses() const { return addresses_; }
+
+  /// Stops gracefully: reports NOT_SERVING, refuses new work, lets running calls finish for `drain_timeout`, cancels
+  /// the rest. Once. DEADLINE_EXCEEDED when calls do not end although cancelled: a device hangs, and nothing they use
+  /// may be destroyed.
+  absl::Status Shutdown(absl::Duration drain_timeout);
+
+ private:
+  Server(const ServerOptions& options, kernels::DeviceInfo device, cache::Catalog& catalog, engine::Engine& engine,
+         const cache::Clock& clock);
+  absl::Status Listen(const ServerOptions& options);
+
+  cache::Catalog& catalog_;
+  ServerInfo info_;
+  SessionExpiry expiry_;
+  Service service_;
+  UnixSocketLock socket_lock_;
+  std::vector<std::string> addresses_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace gdpcache::rpc
+
+#endif  // GDPCACHE_SERVER_RPC_SERVER_H_

@@ -1,0 +1,81 @@
+#ifndef GDPCACHE_SERVER_RPC_SERVICE_H_
+#define GDPCACHE_SERVER_RPC_SERVICE_H_
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "gdpcache/v1/state_cache.grpc.pb.h"
+#include "server/cache/catalog.h"
+#include "server/cache/clock.h"
+#include "server/engine/engine.h"
+#include "server/rpc/control/server_info.h"
+#include "server/rpc/session_expiry.h"
+
+namespace gdpcache::rpc {
+
+/// What the calls work on; all of it outlives the service.
+struct ServiceDependencies {
+  cache::Catalog& catalog;
+  engine::Engine& engine;
+  const cache::Clock& clock;
+  SessionExpiry& expiry;
+  const ServerInfo& info;
+};
+
+namespace internal {
+
+// Every method with gRPC's callback interface.
+template <typename Base>
+using WithCaches = v1::StateCache::WithCallbackMethod_GetServerInfo<v1::StateCache::WithCallbackMethod_CreateCache<
+    v1::StateCache::WithCallbackMethod_DeleteCache<v1::StateCache::WithCallbackMethod_ListCaches<Base>>>>;
+template <typename Base>
+using WithSessions = v1::StateCache::WithCallbackMethod_OpenSession<
+    v1::StateCache::WithCallbackMethod_KeepAlive<v1::StateCache::WithCallbackMethod_CloseSession<Base>>>;
+template <typename Base>
+using WithSlots = v1::StateCache::WithCallbackMethod_AcquireSlots<
+    v1::StateCache::WithCallbackMethod_ReleaseSlots<v1::StateCache::WithCallbackMethod_ResetSlots<
+        v1::StateCache::WithCallbackMethod_CopySlots<v1::StateCache::WithCallbackMethod_ListSlots<Base>>>>>;
+
+using ServiceBase = WithCaches<WithSessions<WithSlots<v1::StateCache::Service>>>;
+
+}  // namespace internal
+
+/// gdpcache.v1.StateCache: hands every call to the function that does it. Thread-safe.
+class Service final : public internal::ServiceBase {
+ public:
+  explicit Service(const ServiceDependencies& dependencies) : server_(dependencies) {}
+
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context, const v1::GetServerInfoRequest* request,
+                                          v1::GetServerInfoResponse* response) override;
+  grpc::ServerUnaryReactor* CreateCache(grpc::CallbackServerContext* context, const v1::CreateCacheRequest* request,
+                                        v1::CreateCacheResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteCache(grpc::CallbackServerContext* context, const v1::DeleteCacheRequest* request,
+                                        v1::DeleteCacheResponse* response) override;
+  grpc::ServerUnaryReactor* ListCaches(grpc::CallbackServerContext* context, const v1::ListCachesRequest* request,
+                                       v1::ListCachesResponse* response) override;
+
+  grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context, const v1::OpenSessionRequest* request,
+                                        v1::OpenSessionResponse* response) override;
+  grpc::ServerUnaryReactor* KeepAlive(grpc::CallbackServerContext* context, const v1::KeepAliveRequest* request,
+                                      v1::KeepAliveResponse* response) override;
+  grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext* context, const v1::CloseSessionRequest* request,
+                                         v1::CloseSessionResponse* response) override;
+
+  grpc::ServerUnaryReactor* AcquireSlots(grpc::CallbackServerContext* context, const v1::AcquireSlotsRequest* request,
+                                         v1::AcquireSlotsResponse* response) override;
+  grpc::ServerUnaryReactor* ReleaseSlots(grpc::CallbackServerContext* context, const v1::ReleaseSlotsRequest* request,
+                                         v1::ReleaseSlotsResponse* response) override;
+  grpc::ServerUnaryReactor* ResetSlots(grpc::CallbackServerContext* context, const v1::ResetSlotsRequest* request,
+                                       v1::ResetSlotsResponse* response) override;
+  grpc::ServerUnaryReactor* CopySlots(grpc::CallbackServerContext* context, const v1::CopySlotsRequest* request,
+                                      v1::CopySlotsResponse* response) override;
+  grpc::ServerUnaryReactor* ListSlots(grpc::CallbackServerContext* context, const v1::ListSlotsRequest* request,
+                                      v1::ListSlotsResponse* response) override;
+
+ private:
+  const ServiceDependencies server_;
+};
+
+}  // namespace gdpcache::rpc
+
+#endif  // GDPCACHE_SERVER_RPC_SERVICE_H_

@@ -1,0 +1,42 @@
+#ifndef GDPCACHE_SERVER_RPC_UNIX_SOCKET_H_
+#define GDPCACHE_SERVER_RPC_UNIX_SOCKET_H_
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace gdpcache::rpc {
+
+/// The right to listen on a Unix socket's path, held by a locked file PATH.lock beside it: a socket that a crashed
+/// server left can be replaced without taking it from a living one. Movable; gives the right back and removes the file
+/// when destroyed.
+class UnixSocketLock {
+ public:
+  /// Removes a stale socket, too. FAILED_PRECONDITION when another process serves the path or something other than a
+  /// socket is there; other errors when the file system refuses.
+  static absl::StatusOr<UnixSocketLock> Acquire(const std::string& path);
+
+  UnixSocketLock() = default;
+  UnixSocketLock(UnixSocketLock&& other) noexcept
+      : lock_path_(std::move(other.lock_path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+  UnixSocketLock& operator=(UnixSocketLock&& other) noexcept {
+    std::swap(lock_path_, other.lock_path_);
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  UnixSocketLock(const UnixSocketLock&) = delete;
+  UnixSocketLock& operator=(const UnixSocketLock&) = delete;
+  ~UnixSocketLock();
+
+ private:
+  UnixSocketLock(std::string lock_path, int descriptor) : lock_path_(std::move(lock_path)), descriptor_(descriptor) {}
+
+  std::string lock_path_;
+  int descriptor_ = -1;
+};
+
+}  // namespace gdpcache::rpc
+
+#endif  // GDPCACHE_SERVER_RPC_UNIX_SOCKET_H_
