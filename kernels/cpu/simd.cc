@@ -9,6 +9,7 @@
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/simd.cc"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // before highway.h
 #include "hwy/highway.h"
 #include "kernels/cpu/vector-inl.h"
@@ -147,47 +148,85 @@ HWY_INLINE void AddProductBlock(const float* k, const float* x, std::size_t toke
   }
 }
 
+/// Fetches the rows of the chunk after this one while this one is computed: a head's rows lie too far apart for the
+/// processor to see the pattern.
+class RowPrefetcher {
+ public:
+  void Add(const void* tensor, std::size_t row_bytes, std::size_t stride_bytes, std::size_t rows) {
+    streams_[count_++] = {static_cast<const std::byte*>(tensor), row_bytes, stride_bytes};
+    rows_ = rows;
+  }
+
+  /// A small part of it; called once per block of a product.
+  void Step() {
+    for (std::size_t i = 0; i < kRowsPerStep && rows_ > 0; ++i, --rows_) {
+      for (Stream& stream : streams_) {
+        for (std::size_t at = 0; at < stream.row_bytes; at += kLineBytes) hwy::Prefetch(stream.next + at);
+        stream.next += stream.stride_bytes;
+      }
+    }
+  }
+
+ private:
+  struct Stream {
+    const std::byte* next = nullptr;
+    std::size_t row_bytes = 0;
+    std::size_t stride_bytes = 0;
+  };
+  static constexpr std::size_t kLineBytes = 64;
+  static constexpr std::size_t kRowsPerStep = 2;
+
+  Stream streams_[3];
+  std::size_t count_ = 0;
+  std::size_t rows_ = 0;
+};
+
 /// All rows of one panel of kVectors vectors, kRows at a time, then what is left in halves.
 template <std::size_t kRows, std::size_t kVectors>
-void SubtractProductPanel(const float* w, const float* state, std::size_t key_dim, std::size_t rows, float* x) {
+void SubtractProductPanel(const float* w, const float* state, std::size_t key_dim, std::size_t rows, float* x,
+                          RowPrefetcher& prefetcher) {
   for (; rows >= kRows; rows -= kRows, w += kRows * kKeyStride, x += kRows * kTileStride) {
+    prefetcher.Step();
     SubtractProductBlock<kRows, kVectors>(w, state, key_dim, x);
   }
   if constexpr (kRows > 1) {
-    if (rows != 0) SubtractProductPanel<kRows / 2, kVectors>(w, state, key_dim, rows, x);
+    if (rows != 0) SubtractProductPanel<kRows / 2, kVectors>(w, state, key_dim, rows, x, prefetcher);
   }
 }
 
 template <std::size_t kRows, std::size_t kVectors>
-void AddProductPanel(const float* k, const float* x, std::size_t tokens, float decay, std::size_t rows, float* state) {
+void AddProductPanel(const float* k, const float* x, std::size_t tokens, float decay, std::size_t rows, float* state,
+                     RowPrefetcher& prefetcher) {
   for (; rows >= kRows; rows -= kRows, k += kRows, state += kRows * kTileStride) {
+    prefetcher.Step();
     AddProductBlock<kRows, kVectors>(k, x, tokens, decay, state);
   }
   if constexpr (kRows > 1) {
-    if (rows != 0) AddProductPanel<kRows / 2, kVectors>(k, x, tokens, decay, rows, state);
+    if (rows != 0) AddProductPanel<kRows / 2, kVectors>(k, x, tokens, decay, rows, state, prefetcher);
   }
 }
 
-void SubtractProduct(const Scratch& scratch, std::size_t key_dim, std::size_t rows, std::size_t vectors, float* x) {
+void SubtractProduct(const Scratch& scratch, std::size_t key_dim, std::size_t rows, std::size_t vectors, float* x,
+                     RowPrefetcher& prefetcher) {
   const float* state = scratch.state;
   for (; vectors >= kBlockVectors;
        vectors -= kBlockVectors, state += kBlockVectors * kLanes, x += kBlockVectors * kLanes) {
-    SubtractProductPanel<kBlockRows, kBlockVectors>(scratch.w, state, key_dim, rows, x);
+    SubtractProductPanel<kBlockRows, kBlockVectors>(scratch.w, state, key_dim, rows, x, prefetcher);
   }
   for (; vectors > 0; --vectors, state += kLanes, x += kLanes) {
-    SubtractProductPanel<kBlockRows, 1>(scratch.w, state, key_dim, rows, x);
+    SubtractProductPanel<kBlockRows, 1>(scratch.w, state, key_dim, rows, x, prefetcher);
   }
 }
 
 void AddProduct(const Scratch& scratch, std::size_t key_dim, std::size_t tokens, std::size_t vectors, float decay,
-                float* state) {
+                float* state, RowPrefetcher& prefetcher) {
   const float* x = scratch.x;
   for (; vectors >= kBlockVectors;
        vectors -= kBlockVectors, state += kBlockVectors * kLanes, x += kBlockVectors * kLanes) {
-    AddProductPanel<kBlockRows, kBlockVectors>(scratch.k, x, tokens, decay, key_dim, state);
+    AddProductPanel<kBlockRows, kBlockVectors>(scratch.k, x, tokens, decay, key_dim, state, prefetcher);
   }
   for (; vectors > 0; --vectors, state += kLanes, x += kLanes) {
-    AddProductPanel<kBlockRows, 1>(scratch.k, x, tokens, decay, key_dim, state);
+    AddProductPanel<kBlockRows, 1>(scratch.k, x, tokens, decay, key_dim, state, prefetcher);
   }
 }
 
@@ -224,7 +263,8 @@ class ItemRunner {
     std::size_t chunk = 0;
     for (std::size_t row = 0; row < length; row += chunk_size, ++chunk) {
       if (chunk % num_householder == 0) StoreBoundary(chunk / num_householder);
-      RunChunk(row, std::min(chunk_size, length - row));
+      const std::size_t rows = std::min(chunk_size, length - row);
+      RunChunk(row, rows, std::min(chunk_size, length - row - rows));
     }
     // A state that no token has changed stays untouched, whatever bits it holds.
     if (length != 0 || sequence_.slot.data != sequence_.initial_state.data) StoreState(sequence_.slot);
@@ -283,7 +323,8 @@ class ItemRunner {
              rows, key_dim_, to, kKeyStride);
   }
 
-  void RunChunk(std::size_t row, std::size_t rows) {
+  /// `next_rows` is the length of the chunk after this one, 0 behind the last.
+  void RunChunk(std::size_t row, std::size_t rows, std::size_t next_rows) {
     const std::size_t vectors = (columns_ + kLanes - 1) / kLanes;
     const std::size_t value_offset =
         RowOffset(row, value_dim_) + first_column_ * static_cast<std::size_t>(ByteSize(shape_.input_dtype));
@@ -291,13 +332,21 @@ class ItemRunner {
     LoadInput(sequence_.k, row, rows, scratch_.k);
     LoadRows(shape_.input_dtype, static_cast<const std::byte*>(sequence_.u) + value_offset, heads_ * value_dim_, rows,
              columns_, scratch_.x, kTileStride);
-    SubtractProduct(scratch_, key_dim_, rows, vectors, scratch_.x);
+    RowPrefetcher prefetcher;
+    const auto size = static_cast<std::size_t>(ByteSize(shape_.input_dtype));
+    for (const void* tensor : {sequence_.w, sequence_.k}) {
+      prefetcher.Add(static_cast<const std::byte*>(tensor) + RowOffset(row + rows, key_dim_), key_dim_ * size,
+                     heads_ * key_dim_ * size, next_rows);
+    }
+    prefetcher.Add(static_cast<const std::byte*>(sequence_.u) + value_offset + rows * heads_ * value_dim_ * size,
+                   columns_ * size, heads_ * value_dim_ * size, next_rows);
+    SubtractProduct(scratch_, key_dim_, rows, vectors, scratch_.x, prefetcher);
     if (sequence_.v_new != nullptr) {
       StoreRows(shape_.input_dtype, scratch_.x, kTileStride, rows, columns_,
                 static_cast<std::byte*>(sequence_.v_new) + value_offset, heads_ * value_dim_);
     }
     const float state_decay = sequence_.g == nullptr ? 1.0F : DecayRows(row, rows, vectors);
-    AddProduct(scratch_, key_dim_, rows, vectors, state_decay, scratch_.state);
+    AddProduct(scratch_, key_dim_, rows, vectors, state_decay, scratch_.state, prefetcher);
   }
 
   /// Multiplies the rows of x by their decay up to the end of the chunk; returns the decay of S.
