@@ -9,9 +9,9 @@
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/simd.cc"
-#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // before highway.h
 #include "hwy/highway.h"
+#include "kernels/cpu/products-inl.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,18 +19,6 @@ namespace gdpcache::kernels::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using namespace gdpcache::kernels::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): one namespace per target
-
-constexpr std::size_t kKeyStride = Scratch::kKeyStride;
-constexpr std::size_t kTileStride = Scratch::kTileStride;
-
-// Registers of the two products: kBlockRows x kBlockVectors accumulators, the vectors of one row, one broadcast.
-#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86
-constexpr std::size_t kBlockRows = 4;
-constexpr std::size_t kBlockVectors = 4;
-#else
-constexpr std::size_t kBlockRows = 4;
-constexpr std::size_t kBlockVectors = 2;
-#endif
 
 /// `rows` rows of `columns` elements, `from_stride` apart, become float32 rows `to_stride` apart, the last vector of
 /// each filled up with zeros.
@@ -89,147 +77,6 @@ void StoreRows(DataType dtype, const float* from, std::size_t from_stride, std::
   }
 }
 
-/// x -= w . S for kRows rows of w and x and kVectors vectors of columns, K ascending.
-template <std::size_t kRows, std::size_t kVectors>
-HWY_INLINE void SubtractProductBlock(const float* w, const float* state, std::size_t key_dim, float* x) {
-  const FloatTag d;
-  Floats sums[kRows][kVectors];
-  GDPCACHE_UNROLL
-  for (std::size_t i = 0; i < kRows; ++i) {
-    GDPCACHE_UNROLL
-    for (std::size_t j = 0; j < kVectors; ++j) sums[i][j] = hn::Load(d, x + i * kTileStride + j * kLanes);
-  }
-  for (std::size_t key = 0; key < key_dim; ++key, ++w, state += kTileStride) {
-    Floats row[kVectors];
-    GDPCACHE_UNROLL
-    for (std::size_t j = 0; j < kVectors; ++j) row[j] = hn::Load(d, state + j * kLanes);
-    GDPCACHE_UNROLL
-    for (std::size_t i = 0; i < kRows; ++i) {
-      const Floats factor = hn::Set(d, w[i * kKeyStride]);
-      GDPCACHE_UNROLL
-      for (std::size_t j = 0; j < kVectors; ++j) sums[i][j] = NegFma(factor, row[j], sums[i][j]);
-    }
-  }
-  GDPCACHE_UNROLL
-  for (std::size_t i = 0; i < kRows; ++i) {
-    GDPCACHE_UNROLL
-    for (std::size_t j = 0; j < kVectors; ++j) hn::Store(sums[i][j], d, x + i * kTileStride + j * kLanes);
-  }
-}
-
-/// S = S * decay + k^T . x for kRows rows of S and kVectors vectors of columns, tokens ascending.
-template <std::size_t kRows, std::size_t kVectors>
-HWY_INLINE void AddProductBlock(const float* k, const float* x, std::size_t tokens, float decay, float* state) {
-  const FloatTag d;
-  Floats sums[kRows][kVectors];
-  const Floats decay_vector = hn::Set(d, decay);
-  GDPCACHE_UNROLL
-  for (std::size_t i = 0; i < kRows; ++i) {
-    GDPCACHE_UNROLL
-    for (std::size_t j = 0; j < kVectors; ++j) {
-      sums[i][j] = hn::Mul(hn::Load(d, state + i * kTileStride + j * kLanes), decay_vector);
-    }
-  }
-  for (std::size_t token = 0; token < tokens; ++token, k += kKeyStride, x += kTileStride) {
-    Floats row[kVectors];
-    GDPCACHE_UNROLL
-    for (std::size_t j = 0; j < kVectors; ++j) row[j] = hn::Load(d, x + j * kLanes);
-    GDPCACHE_UNROLL
-    for (std::size_t i = 0; i < kRows; ++i) {
-      const Floats factor = hn::Set(d, k[i]);
-      GDPCACHE_UNROLL
-      for (std::size_t j = 0; j < kVectors; ++j) sums[i][j] = Fma(factor, row[j], sums[i][j]);
-    }
-  }
-  GDPCACHE_UNROLL
-  for (std::size_t i = 0; i < kRows; ++i) {
-    GDPCACHE_UNROLL
-    for (std::size_t j = 0; j < kVectors; ++j) hn::Store(sums[i][j], d, state + i * kTileStride + j * kLanes);
-  }
-}
-
-/// Fetches the rows of the chunk after this one while this one is computed: a head's rows lie too far apart for the
-/// processor to see the pattern.
-class RowPrefetcher {
- public:
-  void Add(const void* tensor, std::size_t row_bytes, std::size_t stride_bytes, std::size_t rows) {
-    streams_[count_++] = {static_cast<const std::byte*>(tensor), row_bytes, stride_bytes};
-    rows_ = rows;
-  }
-
-  /// A small part of it; called once per block of a product.
-  void Step() {
-    for (std::size_t i = 0; i < kRowsPerStep && rows_ > 0; ++i, --rows_) {
-      for (Stream& stream : streams_) {
-        for (std::size_t at = 0; at < stream.row_bytes; at += kLineBytes) hwy::Prefetch(stream.next + at);
-        stream.next += stream.stride_bytes;
-      }
-    }
-  }
-
- private:
-  struct Stream {
-    const std::byte* next = nullptr;
-    std::size_t row_bytes = 0;
-    std::size_t stride_bytes = 0;
-  };
-  static constexpr std::size_t kLineBytes = 64;
-  static constexpr std::size_t kRowsPerStep = 2;
-
-  Stream streams_[3];
-  std::size_t count_ = 0;
-  std::size_t rows_ = 0;
-};
-
-/// All rows of one panel of kVectors vectors, kRows at a time, then what is left in halves.
-template <std::size_t kRows, std::size_t kVectors>
-void SubtractProductPanel(const float* w, const float* state, std::size_t key_dim, std::size_t rows, float* x,
-                          RowPrefetcher& prefetcher) {
-  for (; rows >= kRows; rows -= kRows, w += kRows * kKeyStride, x += kRows * kTileStride) {
-    prefetcher.Step();
-    SubtractProductBlock<kRows, kVectors>(w, state, key_dim, x);
-  }
-  if constexpr (kRows > 1) {
-    if (rows != 0) SubtractProductPanel<kRows / 2, kVectors>(w, state, key_dim, rows, x, prefetcher);
-  }
-}
-
-template <std::size_t kRows, std::size_t kVectors>
-void AddProductPanel(const float* k, const float* x, std::size_t tokens, float decay, std::size_t rows, float* state,
-                     RowPrefetcher& prefetcher) {
-  for (; rows >= kRows; rows -= kRows, k += kRows, state += kRows * kTileStride) {
-    prefetcher.Step();
-    AddProductBlock<kRows, kVectors>(k, x, tokens, decay, state);
-  }
-  if constexpr (kRows > 1) {
-    if (rows != 0) AddProductPanel<kRows / 2, kVectors>(k, x, tokens, decay, rows, state, prefetcher);
-  }
-}
-
-void SubtractProduct(const Scratch& scratch, std::size_t key_dim, std::size_t rows, std::size_t vectors, float* x,
-                     RowPrefetcher& prefetcher) {
-  const float* state = scratch.state;
-  for (; vectors >= kBlockVectors;
-       vectors -= kBlockVectors, state += kBlockVectors * kLanes, x += kBlockVectors * kLanes) {
-    SubtractProductPanel<kBlockRows, kBlockVectors>(scratch.w, state, key_dim, rows, x, prefetcher);
-  }
-  for (; vectors > 0; --vectors, state += kLanes, x += kLanes) {
-    SubtractProductPanel<kBlockRows, 1>(scratch.w, state, key_dim, rows, x, prefetcher);
-  }
-}
-
-void AddProduct(const Scratch& scratch, std::size_t key_dim, std::size_t tokens, std::size_t vectors, float decay,
-                float* state, RowPrefetcher& prefetcher) {
-  const float* x = scratch.x;
-  for (; vectors >= kBlockVectors;
-       vectors -= kBlockVectors, state += kBlockVectors * kLanes, x += kBlockVectors * kLanes) {
-    AddProductPanel<kBlockRows, kBlockVectors>(scratch.k, x, tokens, decay, key_dim, state, prefetcher);
-  }
-  for (; vectors > 0; --vectors, state += kLanes, x += kLanes) {
-    AddProductPanel<kBlockRows, 1>(scratch.k, x, tokens, decay, key_dim, state, prefetcher);
-  }
-}
-
 void Exp2Range(const float* x, float* out, std::size_t count) {
   const std::size_t tail = count % kLanes;
   const std::size_t whole = count - tail;
@@ -240,6 +87,9 @@ void Exp2Range(const float* x, float* out, std::size_t count) {
     StoreFloats<DataType::kFloat32>(Exp2(LoadFloats<DataType::kFloat32>(x + whole, tail)), out + whole, tail);
   }
 }
+
+/// Sequences of up to this many expanded tokens do little but pass over their states.
+constexpr std::int64_t kMaxShortRows = 4;
 
 /// One item's view of its sequence's tensors.
 class ItemRunner {
@@ -256,6 +106,7 @@ class ItemRunner {
         value_dim_(static_cast<std::size_t>(item.shape.value_dim)) {}
 
   void Run() {
+    if (IsShort()) return RunShort();
     LoadState(sequence_.initial_state);
     const auto length = static_cast<std::size_t>(sequence_.length);
     const auto chunk_size = static_cast<std::size_t>(shape_.chunk_size);
@@ -313,44 +164,35 @@ class ItemRunner {
     }
   }
 
-  /// Byte offset of this head's part of expanded token `row` in a tensor with `width` elements per head.
-  std::size_t RowOffset(std::size_t row, std::size_t width) const {
-    return (row * heads_ + head_) * width * static_cast<std::size_t>(ByteSize(shape_.input_dtype));
+  std::size_t vectors() const { return (columns_ + kLanes - 1) / kLanes; }
+  std::size_t input_bytes() const { return static_cast<std::size_t>(ByteSize(shape_.input_dtype)); }
+
+  /// Byte offset of this head's part of expanded token `row` in k and w.
+  std::size_t KeyOffset(std::size_t row) const { return (row * heads_ + head_) * key_dim_ * input_bytes(); }
+
+  /// The same in u and v_new, from this item's first column.
+  std::size_t ValueOffset(std::size_t row) const {
+    return ((row * heads_ + head_) * value_dim_ + first_column_) * input_bytes();
   }
 
-  void LoadInput(const void* tensor, std::size_t row, std::size_t rows, float* to) const {
-    LoadRows(shape_.input_dtype, static_cast<const std::byte*>(tensor) + RowOffset(row, key_dim_), heads_ * key_dim_,
-             rows, key_dim_, to, kKeyStride);
+  void LoadInputs(std::size_t row, std::size_t rows) {
+    const auto load = [&](const void* tensor, std::size_t offset, std::size_t width, std::size_t columns, float* to,
+                          std::size_t to_stride) HWY_ATTR {
+      LoadRows(shape_.input_dtype, static_cast<const std::byte*>(tensor) + offset, heads_ * width, rows, columns, to,
+               to_stride);
+    };
+    load(sequence_.w, KeyOffset(row), key_dim_, key_dim_, scratch_.w, kKeyStride);
+    load(sequence_.k, KeyOffset(row), key_dim_, key_dim_, scratch_.k, kKeyStride);
+    load(sequence_.u, ValueOffset(row), value_dim_, columns_, scratch_.x, kTileStride);
   }
 
-  /// `next_rows` is the length of the chunk after this one, 0 behind the last.
-  void RunChunk(std::size_t row, std::size_t rows, std::size_t next_rows) {
-    const std::size_t vectors = (columns_ + kLanes - 1) / kLanes;
-    const std::size_t value_offset =
-        RowOffset(row, value_dim_) + first_column_ * static_cast<std::size_t>(ByteSize(shape_.input_dtype));
-    LoadInput(sequence_.w, row, rows, scratch_.w);
-    LoadInput(sequence_.k, row, rows, scratch_.k);
-    LoadRows(shape_.input_dtype, static_cast<const std::byte*>(sequence_.u) + value_offset, heads_ * value_dim_, rows,
-             columns_, scratch_.x, kTileStride);
-    RowPrefetcher prefetcher;
-    const auto size = static_cast<std::size_t>(ByteSize(shape_.input_dtype));
-    for (const void* tensor : {sequence_.w, sequence_.k}) {
-      prefetcher.Add(static_cast<const std::byte*>(tensor) + RowOffset(row + rows, key_dim_), key_dim_ * size,
-                     heads_ * key_dim_ * size, next_rows);
-    }
-    prefetcher.Add(static_cast<const std::byte*>(sequence_.u) + value_offset + rows * heads_ * value_dim_ * size,
-                   columns_ * size, heads_ * value_dim_ * size, next_rows);
-    SubtractProduct(scratch_, key_dim_, rows, vectors, scratch_.x, prefetcher);
+  /// Stores x as v_new, then multiplies its rows by their decay up to the end of the chunk; returns the decay of S.
+  float StoreAndDecayRows(std::size_t row, std::size_t rows) {
     if (sequence_.v_new != nullptr) {
       StoreRows(shape_.input_dtype, scratch_.x, kTileStride, rows, columns_,
-                static_cast<std::byte*>(sequence_.v_new) + value_offset, heads_ * value_dim_);
+                static_cast<std::byte*>(sequence_.v_new) + ValueOffset(row), heads_ * value_dim_);
     }
-    const float state_decay = sequence_.g == nullptr ? 1.0F : DecayRows(row, rows, vectors);
-    AddProduct(scratch_, key_dim_, rows, vectors, state_decay, scratch_.state, prefetcher);
-  }
-
-  /// Multiplies the rows of x by their decay up to the end of the chunk; returns the decay of S.
-  float DecayRows(std::size_t row, std::size_t rows, std::size_t vectors) {
+    if (sequence_.g == nullptr) return 1.0F;
     const float* g = sequence_.g + row * heads_ + head_;
     const float last = g[(rows - 1) * heads_];
     for (std::size_t i = 0; i < rows; ++i) scratch_.decay[i] = last - g[i * heads_];
@@ -359,11 +201,86 @@ class ItemRunner {
     const FloatTag d;
     for (std::size_t i = 0; i < rows; ++i) {
       const Floats factor = hn::Set(d, scratch_.decay[i]);
-      float* x = scratch_.x + i * kTileStride;
-      for (std::size_t j = 0; j < vectors; ++j)
-        hn::Store(hn::Mul(hn::Load(d, x + j * kLanes), factor), d, x + j * kLanes);
+      float* const x = scratch_.x + i * kTileStride;
+      for (std::size_t j = 0; j < vectors() * kLanes; j += kLanes) {
+        hn::Store(hn::Mul(hn::Load(d, x + j), factor), d, x + j);
+      }
     }
     return scratch_.decay[rows];
+  }
+
+  /// `next_rows` is the length of the chunk after this one, 0 behind the last.
+  void RunChunk(std::size_t row, std::size_t rows, std::size_t next_rows) {
+    LoadInputs(row, rows);
+    RowPrefetcher prefetcher;
+    const std::size_t key_bytes = key_dim_ * input_bytes();
+    const std::size_t next = row + rows;
+    prefetcher.Add(static_cast<const std::byte*>(sequence_.w) + KeyOffset(next), key_bytes, heads_ * key_bytes,
+                   next_rows);
+    prefetcher.Add(static_cast<const std::byte*>(sequence_.k) + KeyOffset(next), key_bytes, heads_ * key_bytes,
+                   next_rows);
+    prefetcher.Add(static_cast<const std::byte*>(sequence_.u) + ValueOffset(next), columns_ * input_bytes(),
+                   heads_ * value_dim_ * input_bytes(), next_rows);
+    SubtractProduct(scratch_, key_dim_, rows, vectors(), scratch_.x, prefetcher);
+    const float state_decay = StoreAndDecayRows(row, rows);
+    AddProduct(scratch_, key_dim_, rows, vectors(), state_decay, scratch_.state, prefetcher);
+  }
+
+  /// Whether the state can go from where it is to where it belongs without a copy between.
+  bool IsShort() const {
+    const bool same_dtype =
+        sequence_.initial_state.data == nullptr || sequence_.initial_state.dtype == sequence_.slot.dtype;
+    return sequence_.length > 0 && sequence_.length <= kMaxShortRows && columns_ % kLanes == 0 &&
+           sequence_.slot.data != nullptr && same_dtype && sequence_.final_state.data == nullptr;
+  }
+
+  void RunShort() {
+    if (sequence_.all_boundaries.data != nullptr || !sequence_.boundaries.empty()) {
+      LoadState(sequence_.initial_state);
+      StoreBoundary(0);
+    }
+    switch (sequence_.slot.dtype) {
+      case DataType::kFloat32:
+        return RunShort<DataType::kFloat32>();
+      case DataType::kBFloat16:
+        return RunShort<DataType::kBFloat16>();
+      case DataType::kFloat16:
+        return RunShort<DataType::kFloat16>();
+    }
+  }
+
+  template <DataType kType>
+  void RunShort() {
+    switch (sequence_.length) {
+      case 1:
+        return RunShort<kType, 1>();
+      case 2:
+        return RunShort<kType, 2>();
+      case 3:
+        return RunShort<kType, 3>();
+      default:
+        return RunShort<kType, 4>();
+    }
+  }
+
+  template <DataType kType, std::size_t kRows>
+  void RunShort() {
+    static_assert(kRows <= kMaxShortRows);
+    alignas(64) static constexpr Stored<kType> kZeros[kMaxTileColumns] = {};
+    const auto typed = [&](const ConstStateView& view) HWY_ATTR {
+      return reinterpret_cast<const Stored<kType>*>(static_cast<const std::byte*>(view.data) + StateOffset(view));
+    };
+    StatePass<kType> pass{.from = kZeros, .from_stride = 0, .next = nullptr, .to = nullptr, .to_stride = value_dim_};
+    if (sequence_.initial_state.data != nullptr) {
+      pass.from = typed(sequence_.initial_state);
+      pass.from_stride = value_dim_;
+      if (head_ + 1 < heads_) pass.next = pass.from + sequence_.initial_state.head_stride;
+    }
+    pass.to = const_cast<Stored<kType>*>(typed(sequence_.slot));
+    LoadInputs(0, kRows);
+    SubtractStoredProduct<kType, kRows>(scratch_.w, pass.from, pass.from_stride, key_dim_, vectors(), scratch_.x);
+    const float state_decay = StoreAndDecayRows(0, kRows);
+    AddStoredProduct<kType, kRows>(scratch_.k, scratch_.x, state_decay, key_dim_, vectors(), pass);
   }
 
   const RecurrenceShape& shape_;

@@ -171,6 +171,31 @@ TEST_P(ExactnessTest, LayoutChangesNoBit) {
   }
 }
 
+TEST_P(ExactnessTest, WhatElseIsAskedForChangesNoBit) {
+  for (const auto dtype : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    for (const std::int64_t num_householder : {1, 2, 3, 4}) {
+      for (const auto initial : {InitialState::kSlot, InitialState::kZero, InitialState::kTensor}) {
+        ProblemSpec spec = Spec(128, 192, num_householder, {1, 1, 2, 64 / num_householder});
+        spec.state_dtype = dtype;
+        spec.initial = initial;
+        Problem problem = RandomProblem(spec, 19);
+        const Results everything = RunProblem(backend(), problem);
+        problem.output_final_state = false;
+        problem.save_new_value = false;
+        RunOptions options;
+        options.all_boundaries = false;
+        ExpectSameBits(RunProblem(backend(), problem, options).state, everything.state, "state");
+        problem.save_new_value = true;
+        options.boundaries = {{1, 0}};
+        const Results some = RunProblem(backend(), problem, options);
+        ExpectSameBits(some.state, everything.state, "state");
+        ExpectSameBits(some.v_new, everything.v_new, "v_new");
+        EXPECT_TRUE(some.boundaries[0].bytes == Rows(everything.h, 1, 1).bytes);
+      }
+    }
+  }
+}
+
 TEST_P(ExactnessTest, AbsentDecayEqualsZeroDecay) {
   ProblemSpec spec = Spec(64, 40, 2, {100, 1, 64});
   spec.decay = false;
