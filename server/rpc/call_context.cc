@@ -1,0 +1,32 @@
+#include "server/rpc/call_context.h"
+
+#include <spdlog/spdlog.h>
+
+#include <string>
+
+#include "absl/time/time.h"
+#include "server/rpc/status.h"
+
+namespace gdpcache::rpc {
+
+absl::StatusOr<engine::CallContext> FindCaller(const DataPlane& plane, const grpc::CallbackServerContext& context,
+                                               const std::string& session) {
+  auto found = plane.catalog.FindSession(session);
+  if (!found.ok()) return found.status();
+  return engine::CallContext{.session = *std::move(found), .deadline = absl::FromChrono(context.deadline())};
+}
+
+absl::Status ClientGone() { return absl::CancelledError("the client cancelled the call or its deadline passed"); }
+
+grpc::Status Failed(absl::string_view rpc, const engine::CallContext& caller, absl::string_view request_id,
+                    const absl::Status& status) {
+  if (spdlog::should_log(spdlog::level::info)) {
+    const bool known = caller.session != nullptr;
+    spdlog::info("{} failed: cache '{}', client '{}', request '{}': {}", std::string(rpc),
+                 known ? caller.session->cache()->spec().name : "", known ? caller.session->client_name() : "",
+                 std::string(request_id), status.ToString(absl::StatusToStringMode::kWithNoExtraData));
+  }
+  return ToGrpcStatus(status);
+}
+
+}  // namespace gdpcache::rpc

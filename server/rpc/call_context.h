@@ -1,0 +1,30 @@
+#ifndef GDPCACHE_SERVER_RPC_CALL_CONTEXT_H_
+#define GDPCACHE_SERVER_RPC_CALL_CONTEXT_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/engine/call.h"
+#include "server/rpc/data_plane.h"
+
+namespace gdpcache::rpc {
+
+/// The session that a request names, its lease renewed, and the RPC's deadline. NOT_FOUND without such a session.
+absl::StatusOr<engine::CallContext> FindCaller(const DataPlane& plane, const grpc::CallbackServerContext& context,
+                                               const std::string& session);
+
+/// What a call that its client gave up, or whose deadline has passed, ends with.
+absl::Status ClientGone();
+
+/// Logs a failed call, and returns its status as the client gets it. `caller` may be empty; ids of sessions are never
+/// logged.
+grpc::Status Failed(absl::string_view rpc, const engine::CallContext& caller, absl::string_view request_id,
+                    const absl::Status& status);
+
+}  // namespace gdpcache::rpc
+
+#endif  // GDPCACHE_SERVER_RPC_CALL_CONTEXT_H_

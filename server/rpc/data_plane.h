@@ -1,0 +1,41 @@
+#ifndef GDPCACHE_SERVER_RPC_DATA_PLANE_H_
+#define GDPCACHE_SERVER_RPC_DATA_PLANE_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include "gdpcache/v1/prefill.pb.h"
+#include "server/cache/catalog.h"
+#include "server/cache/clock.h"
+#include "server/engine/engine.h"
+
+/// The calls that carry tensors. Each function takes over one RPC and returns its reactor, which deletes itself when
+/// the RPC is over. The streams come raw: their frames are read from the transport's slices and written from the
+/// results' own memory, and yet they are the protocol's messages, so that clients need to know nothing of this.
+namespace gdpcache::rpc {
+
+/// What the calls work on; outlives them, and the server that they belong to.
+struct DataPlane {
+  cache::Catalog& catalog;
+  const cache::Clock& clock;
+  const engine::Engine& engine;
+};
+
+grpc::ServerUnaryReactor* HandlePrefill(const DataPlane& plane, grpc::CallbackServerContext* context,
+                                        const v1::PrefillRequest* request, v1::PrefillResponse* response);
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* HandlePrefillStream(const DataPlane& plane,
+                                                                                 grpc::CallbackServerContext* context);
+
+/// `request` holds a ReadSlotsRequest; it may go when this returns.
+grpc::ServerWriteReactor<grpc::ByteBuffer>* HandleReadSlots(const DataPlane& plane,
+                                                            grpc::CallbackServerContext* context,
+                                                            const grpc::ByteBuffer* request);
+
+/// `response` receives a WriteSlotsResponse.
+grpc::ServerReadReactor<grpc::ByteBuffer>* HandleWriteSlots(const DataPlane& plane,
+                                                            grpc::CallbackServerContext* context,
+                                                            grpc::ByteBuffer* response);
+
+}  // namespace gdpcache::rpc
+
+#endif  // GDPCACHE_SERVER_RPC_DATA_PLANE_H_

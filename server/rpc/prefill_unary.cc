@@ -1,0 +1,103 @@
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "server/rpc/call_context.h"
+#include "server/rpc/data_plane.h"
+#include "server/rpc/prefill_codec.h"
+
+namespace gdpcache::rpc {
+namespace {
+
+class PrefillReactor final : public grpc::ServerUnaryReactor {
+ public:
+  PrefillReactor(const v1::PrefillRequest& request, v1::PrefillResponse& response)
+      : request_(request), response_(response) {}
+
+  /// Ends with Finish, maybe on another thread and before it returns.
+  void Begin(const DataPlane& plane, const grpc::CallbackServerContext& context) {
+    absl::StatusOr<engine::CallContext> caller = FindCaller(plane, context, request_.session());
+    if (!caller.ok()) return Fail(caller.status());
+    caller_ = *std::move(caller);
+    const auto decoded = DecodePrefill(request_, engine::TensorTransport::kInline);
+    if (!decoded.ok()) return Fail(decoded.status());
+    auto call = plane.engine.Prefill(caller_, *decoded,
+                                     [this](absl::StatusOr<engine::PrefillResult> result) { Done(std::move(result)); });
+    if (!call.ok()) return Fail(call.status());
+    const std::shared_ptr<engine::UnaryPrefill> prefill = *std::move(call);
+    const engine::PrefillPlan& plan = prefill->plan();
+    DescribeResults(request_, plan, response_);
+    const auto allocate = [](std::int64_t bytes, v1::Tensor* (v1::PrefillResponse::*tensor)(),
+                             v1::PrefillResponse& response) -> void* {
+      if (bytes == 0) return nullptr;
+      std::string& data = *(response.*tensor)()->mutable_inline_();
+      data.resize(static_cast<std::size_t>(bytes));
+      return data.data();
+    };
+    prefill->SetOutputs(
+        {.h = allocate(plan.h_bytes, &v1::PrefillResponse::mutable_h, response_),
+         .v_new = allocate(plan.v_new_bytes, &v1::PrefillResponse::mutable_v_new, response_),
+         .final_state = allocate(plan.final_state_bytes, &v1::PrefillResponse::mutable_final_state, response_)});
+    bool cancelled = false;
+    {
+      const std::lock_guard lock(mutex_);
+      call_ = prefill;
+      cancelled = cancelled_;
+    }
+    if (cancelled) prefill->Cancel(ClientGone());
+    prefill->Start();
+  }
+
+ private:
+  void OnCancel() override {
+    std::shared_ptr<engine::Call> call;
+    {
+      const std::lock_guard lock(mutex_);
+      cancelled_ = true;
+      call = call_;
+    }
+    if (call != nullptr) call->Cancel(ClientGone());
+  }
+
+  void OnDone() override {
+    { const std::lock_guard lock(mutex_); }  // behind whoever has finished
+    delete this;
+  }
+
+  void Done(absl::StatusOr<engine::PrefillResult> result) {
+    if (!result.ok()) return Fail(result.status());
+    EncodeResult(*result, response_);
+    spdlog::debug("Prefill '{}': {} us in all, {} queued, {} computing", request_.request_id(), result->timing.total_us,
+                  result->timing.queue_us, result->timing.compute_us);
+    const std::lock_guard lock(mutex_);
+    Finish(grpc::Status::OK);
+  }
+
+  void Fail(const absl::Status& status) {
+    response_.Clear();
+    const std::lock_guard lock(mutex_);
+    Finish(Failed("Prefill", caller_, request_.request_id(), status));
+  }
+
+  const v1::PrefillRequest& request_;
+  v1::PrefillResponse& response_;
+  engine::CallContext caller_;
+
+  std::mutex mutex_;  // guards what follows
+  std::shared_ptr<engine::Call> call_;
+  bool cancelled_ = false;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* HandlePrefill(const DataPlane& plane, grpc::CallbackServerContext* context,
+                                        const v1::PrefillRequest* request, v1::PrefillResponse* response) {
+  auto* const reactor = new PrefillReactor(*request, *response);
+  reactor->Begin(plane, *context);
+  return reactor;
+}
+
+}  // namespace gdpcache::rpc
