@@ -107,4 +107,24 @@ grpc::ServerUnaryReactor* Service::ListSlots(grpc::CallbackServerContext* /*cont
   return Answered(rpc::ListSlots(server_.catalog, server_.clock, *request, *response));
 }
 
+grpc::ServerWriteReactor<grpc::ByteBuffer>* Service::ReadSlots(grpc::CallbackServerContext* context,
+                                                               const grpc::ByteBuffer* request) {
+  return HandleReadSlots(data_plane_, context, request);
+}
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* Service::WriteSlots(grpc::CallbackServerContext* context,
+                                                               grpc::ByteBuffer* response) {
+  return HandleWriteSlots(data_plane_, context, response);
+}
+
+grpc::ServerUnaryReactor* Service::Prefill(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
+                                           v1::PrefillResponse* response) {
+  return HandlePrefill(data_plane_, context, request, response);
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Service::PrefillStream(
+    grpc::CallbackServerContext* context) {
+  return HandlePrefillStream(data_plane_, context);
+}
+
 }  // namespace gdpcache::rpc

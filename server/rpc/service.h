@@ -9,6 +9,7 @@
 #include "server/cache/clock.h"
 #include "server/engine/engine.h"
 #include "server/rpc/control/server_info.h"
+#include "server/rpc/data_plane.h"
 #include "server/rpc/session_expiry.h"
 
 namespace gdpcache::rpc {
@@ -36,14 +37,20 @@ using WithSlots = v1::StateCache::WithCallbackMethod_AcquireSlots<
     v1::StateCache::WithCallbackMethod_ReleaseSlots<v1::StateCache::WithCallbackMethod_ResetSlots<
         v1::StateCache::WithCallbackMethod_CopySlots<v1::StateCache::WithCallbackMethod_ListSlots<Base>>>>>;
 
-using ServiceBase = WithCaches<WithSessions<WithSlots<v1::StateCache::Service>>>;
+// The streams come raw, see data_plane.h.
+template <typename Base>
+using WithTensors = v1::StateCache::WithCallbackMethod_Prefill<v1::StateCache::WithRawCallbackMethod_PrefillStream<
+    v1::StateCache::WithRawCallbackMethod_ReadSlots<v1::StateCache::WithRawCallbackMethod_WriteSlots<Base>>>>;
+
+using ServiceBase = WithCaches<WithSessions<WithSlots<WithTensors<v1::StateCache::Service>>>>;
 
 }  // namespace internal
 
 /// gdpcache.v1.StateCache: hands every call to the function that does it. Thread-safe.
 class Service final : public internal::ServiceBase {
  public:
-  explicit Service(const ServiceDependencies& dependencies) : server_(dependencies) {}
+  explicit Service(const ServiceDependencies& dependencies)
+      : server_(dependencies), data_plane_{dependencies.catalog, dependencies.clock, dependencies.engine} {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context, const v1::GetServerInfoRequest* request,
                                           v1::GetServerInfoResponse* response) override;
@@ -71,9 +78,19 @@ class Service final : public internal::ServiceBase {
                                       v1::CopySlotsResponse* response) override;
   grpc::ServerUnaryReactor* ListSlots(grpc::CallbackServerContext* context, const v1::ListSlotsRequest* request,
                                       v1::ListSlotsResponse* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* ReadSlots(grpc::CallbackServerContext* context,
+                                                        const grpc::ByteBuffer* request) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* WriteSlots(grpc::CallbackServerContext* context,
+                                                        grpc::ByteBuffer* response) override;
+
+  grpc::ServerUnaryReactor* Prefill(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
+                                    v1::PrefillResponse* response) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PrefillStream(
+      grpc::CallbackServerContext* context) override;
 
  private:
   const ServiceDependencies server_;
+  const DataPlane data_plane_;
 };
 
 }  // namespace gdpcache::rpc
