@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <iostream>
 #include <memory>
 #include <thread>
@@ -38,31 +39,49 @@ void Require(const absl::Status& status) {
   std::abort();
 }
 
-double SecondsOf(absl::FunctionRef<void()> work) {
+/// How long something took: by the clock, and in processor time of all threads together, which other work on the
+/// machine disturbs less.
+struct Duration {
+  double wall = 1e9;
+  double processor = 1e9;
+};
+
+double ProcessorSeconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+/// Runs `work` on each of `threads` threads at the same time.
+Duration Measure(int threads, absl::FunctionRef<void(int thread)> work) {
   const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double processor_start = ProcessorSeconds();
+  std::vector<std::thread> others;
+  for (int thread = 1; thread < threads; ++thread) others.emplace_back([&, thread] { work(thread); });
+  work(0);
+  for (std::thread& other : others) other.join();
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+          ProcessorSeconds() - processor_start};
 }
 
-/// The best of a few runs of `work` on each of `threads` threads at the same time.
-double BestSeconds(int threads, absl::FunctionRef<void()> work) {
-  double best = 1e9;
-  for (int round = 0; round < 5; ++round) {
-    best = std::min(best, SecondsOf([&] {
-                      std::vector<std::thread> others;
-                      for (int i = 1; i < threads; ++i) others.emplace_back([&] { work(); });
-                      work();
-                      for (std::thread& other : others) other.join();
-                    }));
-  }
-  return best;
+/// The fastest of several runs, for each of the two times.
+void KeepFastest(Duration& fastest, const Duration& run) {
+  fastest.wall = std::min(fastest.wall, run.wall);
+  fastest.processor = std::min(fastest.processor, run.processor);
 }
 
-/// FLOP per second of the recurrence's two products, [rows x K] . [K x V] and [K x rows] . [rows x V], in OpenBLAS.
-double SgemmFlops(int threads, int rows, int key_dim, int value_dim) {
+Duration FastestOfFive(int threads, absl::FunctionRef<void(int thread)> work) {
+  Duration fastest;
+  for (int round = 0; round < 5; ++round) KeepFastest(fastest, Measure(threads, work));
+  return fastest;
+}
+
+/// The recurrence's two products, [rows x K] . [K x V] and [K x rows] . [rows x V], in OpenBLAS: seconds for one of
+/// each on every thread.
+Duration Sgemm(int threads, int rows, int key_dim, int value_dim) {
   openblas_set_num_threads(1);
   constexpr int kRepeats = 200;
-  const double seconds = BestSeconds(threads, [&] {
+  Duration duration = FastestOfFive(threads, [&](int /*thread*/) {
     std::vector<float> w(static_cast<std::size_t>(rows * key_dim), 0.01F);
     std::vector<float> x(static_cast<std::size_t>(rows * value_dim), 0.01F);
     std::vector<float> state(static_cast<std::size_t>(key_dim * value_dim), 0.01F);
@@ -77,27 +96,22 @@ double SgemmFlops(int threads, int rows, int key_dim, int value_dim) {
     }
     benchmark::DoNotOptimize(state.data());
   });
-  return 4.0 * rows * key_dim * value_dim * kRepeats * threads / seconds;
+  duration.wall /= kRepeats;
+  duration.processor /= kRepeats;
+  return duration;
 }
 
-/// Bytes per second that memcpy moves, read and written, between blocks far larger than the caches.
-double MemcpyBytes(int threads) {
-  constexpr std::size_t kBytes = std::size_t{128} << 20;
-  const std::size_t share = kBytes / static_cast<std::size_t>(threads);
-  const std::vector<char> from(kBytes, 1);
-  std::vector<char> to(kBytes, 2);
-  double best = 1e9;
-  for (int round = 0; round < 5; ++round) {
-    best = std::min(best, SecondsOf([&] {
-                      std::vector<std::thread> others;
-                      for (int i = 0; i < threads; ++i) {
-                        const std::size_t begin = static_cast<std::size_t>(i) * share;
-                        others.emplace_back([&, begin] { std::memcpy(to.data() + begin, from.data() + begin, share); });
-                      }
-                      for (std::thread& other : others) other.join();
-                    }));
-  }
-  return 2.0 * kBytes / best;
+constexpr std::size_t kCopiedBytes = std::size_t{128} << 20;
+
+/// memcpy of kCopiedBytes between blocks far larger than the caches, shared out over the threads.
+Duration Memcpy(int threads) {
+  const std::size_t share = kCopiedBytes / static_cast<std::size_t>(threads);
+  const std::vector<char> from(kCopiedBytes, 1);
+  std::vector<char> to(kCopiedBytes, 2);
+  return FastestOfFive(threads, [&](int thread) {
+    const std::size_t begin = static_cast<std::size_t>(thread) * share;
+    std::memcpy(to.data() + begin, from.data() + begin, share);
+  });
 }
 
 /// A batch of equal sequences with a dense float32 cache, updated in place.
@@ -156,20 +170,25 @@ std::unique_ptr<kernels::Backend> CpuBackend(int threads) {
   return *std::move(backend);
 }
 
-/// The fastest run of the benchmark, which says most on a machine that has other work.
-class FastestRun {
- public:
-  explicit FastestRun(benchmark::State& state) : state_(state) {}
-  void Add(double seconds) {
-    fastest_ = std::min(fastest_, seconds);
-    state_.SetIterationTime(seconds);
+/// Runs the batch as often as the benchmark asks for; returns the fastest run.
+Duration RunAll(benchmark::State& state, Batch& batch) {
+  Duration fastest;
+  for (auto iteration : state) {
+    const Duration run = Measure(1, [&](int /*thread*/) { batch.Run(); });
+    KeepFastest(fastest, run);
+    state.SetIterationTime(run.wall);
   }
-  double seconds() const { return fastest_; }
+  return fastest;
+}
 
- private:
-  benchmark::State& state_;
-  double fastest_ = 1e9;
-};
+/// Reports `work` done in the time of `run`, and the yardstick's.
+void Report(benchmark::State& state, const char* unit, double work, const Duration& run, const char* yardstick,
+            double yardstick_work, const Duration& yardstick_run) {
+  state.counters[unit] = work / run.wall * 1e-9;
+  state.counters[yardstick] = yardstick_work / yardstick_run.wall * 1e-9;
+  state.counters["ratio"] = work / run.wall / (yardstick_work / yardstick_run.wall);
+  state.counters["ratio of processor time"] = work / run.processor / (yardstick_work / yardstick_run.processor);
+}
 
 void Prefill(benchmark::State& state) {
   const auto threads = static_cast<int>(state.range(0));
@@ -188,17 +207,13 @@ void Prefill(benchmark::State& state) {
                .chunk_size = kChunk,
                .input_dtype = dtype},
               1, kLength);
-  const auto yardstick = [&] {
-    return SgemmFlops(threads, kChunk, static_cast<int>(key_dim), static_cast<int>(value_dim));
-  };
-  double sgemm = yardstick();
-  FastestRun fastest(state);
-  for (auto iteration : state) fastest.Add(SecondsOf([&] { batch.Run(); }));
-  sgemm = std::max(sgemm, yardstick());
-  const double flops = 4.0 * kLength * kHeads * static_cast<double>(key_dim * value_dim) / fastest.seconds();
-  state.counters["GFLOP/s"] = flops * 1e-9;
-  state.counters["sgemm GFLOP/s"] = sgemm * 1e-9;
-  state.counters["ratio"] = flops / sgemm;
+  const auto sgemm = [&] { return Sgemm(threads, kChunk, static_cast<int>(key_dim), static_cast<int>(value_dim)); };
+  Duration yardstick = sgemm();
+  const Duration run = RunAll(state, batch);
+  KeepFastest(yardstick, sgemm());
+  const double flop_per_token = 4.0 * static_cast<double>(key_dim * value_dim);
+  Report(state, "GFLOP/s", flop_per_token * kLength * kHeads, run, "sgemm GFLOP/s", flop_per_token * kChunk * threads,
+         yardstick);
   state.SetLabel(backend->device_info().device);
 }
 
@@ -217,14 +232,12 @@ void Decode(benchmark::State& state) {
                .chunk_size = 64,
                .input_dtype = DataType::kBFloat16},
               kSequences, num_householder);
-  double memcpy_bytes = MemcpyBytes(threads);
-  FastestRun fastest(state);
-  for (auto iteration : state) fastest.Add(SecondsOf([&] { batch.Run(); }));
-  memcpy_bytes = std::max(memcpy_bytes, MemcpyBytes(threads));
-  const double bytes = 2.0 * kSequences * kHeads * kDim * kDim * sizeof(float) / fastest.seconds();
-  state.counters["GB/s"] = bytes * 1e-9;
-  state.counters["memcpy GB/s"] = memcpy_bytes * 1e-9;
-  state.counters["ratio"] = bytes / memcpy_bytes;
+  Duration yardstick = Memcpy(threads);
+  const Duration run = RunAll(state, batch);
+  KeepFastest(yardstick, Memcpy(threads));
+  // Read and written, of the states in one case and of the copied block in the other.
+  Report(state, "GB/s", 2.0 * kSequences * kHeads * kDim * kDim * sizeof(float), run, "memcpy GB/s", 2.0 * kCopiedBytes,
+         yardstick);
   state.SetLabel(backend->device_info().device);
 }
 
