@@ -7,30 +7,18 @@
 #include "gdpcache/v1/prefill.pb.h"
 #include "gmock/gmock.h"
 #include "google/rpc/error_details.pb.h"
-#include "google/rpc/status.pb.h"
 #include "gtest/gtest.h"
 #include "server/cache/errors.h"
+#include "tests/support/status_details.h"
 
 namespace gdpcache::rpc {
 namespace {
 
+using test::DetailOf;
 using ::testing::EndsWith;
 using ::testing::Le;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
-
-// The one detail of `status`, which must be a `Message`.
-template <typename Message>
-Message DetailOf(const grpc::Status& status) {
-  google::rpc::Status wire;
-  EXPECT_TRUE(wire.ParseFromString(status.error_details()));
-  EXPECT_EQ(wire.code(), status.error_code());
-  EXPECT_EQ(wire.message(), status.error_message());
-  EXPECT_THAT(wire.details(), SizeIs(1));
-  Message message;
-  EXPECT_TRUE(wire.details(0).UnpackTo(&message)) << wire.details(0).type_url();
-  return message;
-}
 
 TEST(StatusTest, CodesAndMessagesPassThrough) {
   EXPECT_TRUE(ToGrpcStatus(absl::OkStatus()).ok());

@@ -1,0 +1,76 @@
+// gdpcached's command line: exit codes and what is printed where.
+
+#include <fstream>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/process.h"
+#include "tests/support/server_process.h"
+#include "tests/support/temporary_directory.h"
+
+namespace gdpcache {
+namespace {
+
+using test::ProgramResult;
+using test::RunProgram;
+using test::ServerProgram;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+
+TEST(CommandLineTest, HelpAndVersionGoToStdoutAndExitWithZero) {
+  const ProgramResult help = RunProgram(ServerProgram(), {"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_EQ(help.errors, "");
+  for (const char* flag :
+       {"--listen", "--unix", "--backend", "--device", "--threads", "--config", "--state-memory", "--staging-memory",
+        "--max-message-size", "--max-caches", "--max-sessions", "--max-session-ttl", "--default-session-ttl",
+        "--drain-timeout", "--log-level", "--log-format", "--allow-insecure", "--help", "--version"}) {
+    EXPECT_THAT(help.output, HasSubstr(flag));
+  }
+  const ProgramResult version = RunProgram(ServerProgram(), {"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_THAT(version.output, MatchesRegex("gdpcached [0-9.]+\n"));
+}
+
+TEST(CommandLineTest, MistakesGoToStderrAllAtOnceAndExitWithTwo) {
+  const ProgramResult result =
+      RunProgram(ServerProgram(), {"--nonsense", "--threads=many", "--listen=0.0.0.0:0", "--backend=tpu"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.output, "");
+  EXPECT_THAT(result.errors, HasSubstr("there is no flag '--nonsense'"));
+  EXPECT_THAT(result.errors, HasSubstr("--threads is 'many'; it must be a whole number"));
+  EXPECT_THAT(result.errors, HasSubstr("--allow-insecure"));
+  EXPECT_THAT(result.errors, HasSubstr("--backend is 'tpu'"));
+}
+
+TEST(CommandLineTest, MistakesInTheConfigurationFileExitWithTwo) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/config";
+  std::ofstream(path) << "threads: -5\nstate_memory: \"much\"\nlog_level: \"loud\"\n";
+  const ProgramResult result = RunProgram(ServerProgram(), {"--config=" + path});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.errors, HasSubstr("--threads is -5"));
+  EXPECT_THAT(result.errors, HasSubstr("state_memory in " + path + " is 'much'"));
+  EXPECT_THAT(result.errors, HasSubstr("log_level in " + path + " is 'loud'"));
+}
+
+TEST(CommandLineTest, WhatFailsAtStartSaysWhyAndExitsWithOne) {
+  const test::TemporaryDirectory directory;
+  const std::string no_tcp = "--listen=";
+  ProgramResult result =
+      RunProgram(ServerProgram(), {no_tcp, "--backend=cpu", "--unix=" + directory.path() + "/absent/socket"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.output, "");
+  EXPECT_THAT(result.errors, HasSubstr("absent/socket.lock: No such file or directory"));
+
+  const std::string path = directory.path() + "/config";
+  std::ofstream(path) << "caches { name: \"model\" geometry { layers: 0 } }\n";
+  result =
+      RunProgram(ServerProgram(), {no_tcp, "--backend=cpu", "--unix=" + directory.path() + "/s", "--config=" + path});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.errors, HasSubstr("configured cache 'model': geometry.layers is 0"));
+}
+
+}  // namespace
+}  // namespace gdpcache
