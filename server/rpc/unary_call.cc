@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "server/rpc/call_context.h"
 #include "server/rpc/status.h"
 
 namespace gdpcache::rpc {
@@ -27,8 +28,7 @@ void UnaryCall::OnCancel() {
     const std::lock_guard lock(mutex_);
     operation = operation_;
   }
-  if (operation != nullptr)
-    operation->Cancel(absl::CancelledError("the client cancelled the call or its deadline is past"));
+  if (operation != nullptr) operation->Cancel(ClientGone());
 }
 
 void UnaryCall::OnDone() {
