@@ -1,0 +1,26 @@
+#ifndef GDPCACHE_CLIENT_LIBRARY_SESSION_IMPL_H_
+#define GDPCACHE_CLIENT_LIBRARY_SESSION_IMPL_H_
+
+#include <memory>
+#include <string>
+
+#include "client/library/connection.h"
+#include "client/library/keep_alive.h"
+#include "gdpcache/session.h"
+
+namespace gdpcache {
+
+/// An open session.
+class Session::Impl {
+ public:
+  std::shared_ptr<const client::Connection> connection;
+  std::string id;
+  std::string cache;
+  CacheGeometry geometry;
+  absl::Duration ttl;
+  std::unique_ptr<client::KeepAlive> keep_alive;  // none when not wanted
+};
+
+}  // namespace gdpcache
+
+#endif  // GDPCACHE_CLIENT_LIBRARY_SESSION_IMPL_H_

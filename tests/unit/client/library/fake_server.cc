@@ -1,0 +1,84 @@
+#include "tests/unit/client/library/fake_server.h"
+
+#include <chrono>
+
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server_builder.h"
+
+namespace gdpcache::test {
+
+class FakeServer::Service : public v1::StateCache::Service {
+ public:
+  explicit Service(FakeServer* fake) : fake_(*fake) {}
+
+  grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
+                             v1::GetServerInfoResponse* response) override {
+    return fake_.get_server_info ? fake_.get_server_info(response) : grpc::Status::OK;
+  }
+
+  grpc::Status ListCaches(grpc::ServerContext*, const v1::ListCachesRequest*,
+                          v1::ListCachesResponse* response) override {
+    v1::Cache* cache = response->add_caches();
+    cache->set_name("model");
+    *cache->mutable_geometry() = fake_.geometry;
+    return grpc::Status::OK;
+  }
+
+  grpc::Status OpenSession(grpc::ServerContext*, const v1::OpenSessionRequest* request,
+                           v1::OpenSessionResponse* response) override {
+    if (fake_.open_session) return fake_.open_session(*request, response);
+    response->set_session("s");
+    response->set_ttl_ms(request->ttl_ms());
+    return grpc::Status::OK;
+  }
+
+  grpc::Status KeepAlive(grpc::ServerContext*, const v1::KeepAliveRequest*, v1::KeepAliveResponse*) override {
+    return fake_.keep_alive ? fake_.keep_alive() : grpc::Status::OK;
+  }
+
+  grpc::Status CloseSession(grpc::ServerContext*, const v1::CloseSessionRequest*, v1::CloseSessionResponse*) override {
+    if (fake_.close_session) fake_.close_session();
+    return grpc::Status::OK;
+  }
+
+  grpc::Status AcquireSlots(grpc::ServerContext*, const v1::AcquireSlotsRequest* request,
+                            v1::AcquireSlotsResponse* response) override {
+    return fake_.acquire_slots(*request, response);
+  }
+
+  grpc::Status Prefill(grpc::ServerContext*, const v1::PrefillRequest* request,
+                       v1::PrefillResponse* response) override {
+    return fake_.prefill(*request, response);
+  }
+
+  grpc::Status PrefillStream(grpc::ServerContext* context, FakeServer::PrefillStream* stream) override {
+    return fake_.prefill_stream(context, stream);
+  }
+
+  grpc::Status ReadSlots(grpc::ServerContext*, const v1::ReadSlotsRequest* request,
+                         grpc::ServerWriter<v1::ReadSlotsFrame>* writer) override {
+    return fake_.read_slots(*request, writer);
+  }
+
+  grpc::Status WriteSlots(grpc::ServerContext*, grpc::ServerReader<v1::WriteSlotsFrame>* reader,
+                          v1::WriteSlotsResponse*) override {
+    return fake_.write_slots(reader);
+  }
+
+ private:
+  FakeServer& fake_;
+};
+
+FakeServer::FakeServer() : service_(std::make_unique<Service>(this)) {
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
+  builder.RegisterService(service_.get());
+  server_ = builder.BuildAndStart();
+}
+
+FakeServer::~FakeServer() {
+  server_->Shutdown(std::chrono::system_clock::now());
+  server_->Wait();
+}
+
+}  // namespace gdpcache::test
