@@ -1,0 +1,80 @@
+#include <iostream>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/command/describe.h"
+#include "client/command/subcommand.h"
+#include "client/command/text.h"
+
+namespace gdpcache::command {
+namespace {
+
+nlohmann::json ToJson(const ServerInfo& info) {
+  return {{"version", info.version},
+          {"backend", info.backend},
+          {"device", info.device},
+          {"device_memory_bytes", info.device_memory_bytes},
+          {"state_memory_used_bytes", info.state_memory_used_bytes},
+          {"staging_used_bytes", info.staging_used_bytes},
+          {"limits",
+           {{"max_message_bytes", info.limits.max_message_bytes},
+            {"state_memory_bytes", info.limits.state_memory_bytes},
+            {"staging_bytes", info.limits.staging_bytes},
+            {"max_caches", info.limits.max_caches},
+            {"max_sessions", info.limits.max_sessions},
+            {"max_sequences_per_call", info.limits.max_sequences_per_call},
+            {"max_session_ttl_ms", absl::ToInt64Milliseconds(info.limits.max_session_ttl)}}},
+          {"addresses", info.addresses},
+          {"transports", info.transports},
+          {"caches", command::ToJson(absl::MakeConstSpan(info.caches))},
+          {"uptime_ms", absl::ToInt64Milliseconds(info.uptime)}};
+}
+
+void Print(const ServerInfo& info, std::ostream& out) {
+  const ServerLimits& limits = info.limits;
+  Table table({"version", info.version});
+  table.Add({"backend", info.backend});
+  table.Add({"device", info.device});
+  table.Add({"device memory", FormatBytes(info.device_memory_bytes)});
+  table.Add({"uptime", absl::FormatDuration(info.uptime)});
+  table.Add({"addresses", absl::StrJoin(info.addresses, ", ")});
+  table.Add({"transports", absl::StrJoin(info.transports, ", ")});
+  table.Add({"state memory",
+             absl::StrCat(FormatBytes(info.state_memory_used_bytes), " of ", FormatBytes(limits.state_memory_bytes))});
+  table.Add({"staging memory",
+             absl::StrCat(FormatBytes(info.staging_used_bytes), " of ", FormatBytes(limits.staging_bytes))});
+  table.Add({"caches", absl::StrCat(info.caches.size(), " of ", limits.max_caches)});
+  table.Add({"sessions, at most", absl::StrCat(limits.max_sessions)});
+  table.Add({"session ttl, at most", absl::FormatDuration(limits.max_session_ttl)});
+  table.Add({"sequences per call, at most", absl::StrCat(limits.max_sequences_per_call)});
+  table.Add({"message, at most", FormatBytes(limits.max_message_bytes)});
+  table.Print(out);
+  if (info.caches.empty()) return;
+  out << "\n";
+  PrintCaches(info.caches, out);
+}
+
+absl::Status RunInfo(const ServerOptions& options) {
+  const absl::StatusOr<Client> client = Connect(options);
+  if (!client.ok()) return client.status();
+  const absl::StatusOr<ServerInfo> info = client->GetServerInfo();
+  if (!info.ok()) return info.status();
+  if (options.json) {
+    PrintJson(ToJson(*info), std::cout);
+  } else {
+    Print(*info, std::cout);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<Subcommand> AddInfo(CLI::App* app) {
+  auto options = std::make_shared<ServerOptions>();
+  CLI::App* parser = app->add_subcommand("info", "Show the server: version, backend, limits, memory in use, caches");
+  AddServerOptions(parser, options.get());
+  return {{parser, [options] { return RunInfo(*options); }}};
+}
+
+}  // namespace gdpcache::command

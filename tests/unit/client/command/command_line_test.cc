@@ -1,0 +1,119 @@
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/support/process.h"
+#include "tests/support/temporary_directory.h"
+
+namespace gdpcache::command {
+namespace {
+
+using ::gdpcache::test::ProgramResult;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+/// The real command with these arguments, split at spaces, and `NAME=value` pairs in its environment.
+ProgramResult RunClient(const std::string& arguments, const std::string& environment = "") {
+  return test::RunProgram("/usr/bin/env",
+                          absl::StrSplit(environment + " " GDPCACHE_COMMAND " " + arguments, ' ', absl::SkipEmpty()));
+}
+
+/// Where nobody listens.
+class NoServer {
+ public:
+  std::string option() const { return " --server unix:" + directory_.path() + "/nobody.sock"; }
+
+ private:
+  test::TemporaryDirectory directory_;
+};
+
+TEST(CommandLineTest, HelpIsCompleteAndSucceeds) {
+  const ProgramResult main = RunClient("--help");
+  EXPECT_EQ(main.exit_code, 0);
+  for (const std::string subcommand : {"replay", "info", "caches", "slots", "health"}) {
+    EXPECT_THAT(main.output, HasSubstr("\n  " + subcommand));
+    const ProgramResult help = RunClient(subcommand + " --help");
+    EXPECT_EQ(help.exit_code, 0);
+    for (const std::string option : {"--server", "--timeout", "--json", "GDPCACHE_SERVER", "Exit status"}) {
+      EXPECT_THAT(help.output, HasSubstr(option)) << subcommand;
+    }
+  }
+  const ProgramResult replay = RunClient("replay --help");
+  for (const std::string option : {"--input", "--output", "--check", "--transport"}) {
+    EXPECT_THAT(replay.output, HasSubstr(option));
+  }
+  for (const std::string subcommand : {"list", "create", "delete"}) {
+    EXPECT_EQ(RunClient("caches " + subcommand + " --help").exit_code, 0);
+  }
+}
+
+TEST(CommandLineTest, TellsItsVersion) {
+  const ProgramResult outcome = RunClient("--version");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.output, ::testing::MatchesRegex("gdpcache [0-9.]+\n"));
+}
+
+TEST(CommandLineTest, WrongUsageIsTwoAndSaysWhy) {
+  const std::string cases[][2] = {
+      {"", "A subcommand is required"},
+      {"nonsense", "nonsense"},
+      {"info extra", "extra"},
+      {"info --server localhost", "the port is missing"},
+      {"info --server unix:", "the path is missing"},
+      {"info --timeout 0", "'0' is not a positive number of seconds"},
+      {"info --timeout nan", "'nan' is not a positive number of seconds"},
+      {"replay", "--input is required"},
+      {"replay --input x --transport shm", "shared memory is not offered by this version of the server"},
+      {"replay --input x --transport pigeon", "'pigeon' is none of inline, unary, stream, shm"},
+      {"caches create", "NAME is required"},
+      {"caches create m --slots 1 --heads 1 --key-dim 1 --value-dim 1 --state-dtype int8", "'int8' is none of"},
+      {"caches create m --slots many --heads 1 --key-dim 1 --value-dim 1", "--slots"},
+      {"caches delete", "NAME is required"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    const ProgramResult outcome = RunClient(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_THAT(outcome.errors, HasSubstr(message));
+    EXPECT_THAT(outcome.output, IsEmpty());
+  }
+  EXPECT_EQ(RunClient("info", "GDPCACHE_SERVER=nonsense").exit_code, 2);
+}
+
+TEST(CommandLineTest, AnAbsentServerIsOneAndIsNamed) {
+  const NoServer nobody;
+  for (const std::string subcommand :
+       {"info", "caches", "caches list", "slots", "slots model", "health", "caches delete m",
+        "caches create m --slots 1 --heads 1 --key-dim 1 --value-dim 1",
+        "replay --input " GDPCACHE_GOLDEN_DIRECTORY "/chunk16.safetensors"}) {
+    const ProgramResult outcome = RunClient(subcommand + nobody.option());
+    EXPECT_EQ(outcome.exit_code, 1) << subcommand;
+    EXPECT_THAT(outcome.errors, HasSubstr("UNAVAILABLE: server unix:")) << subcommand;
+  }
+  EXPECT_THAT(RunClient("info", "GDPCACHE_SERVER=unix:/nobody").errors, HasSubstr("server unix:/nobody"));
+}
+
+TEST(CommandLineTest, HealthTellsAnAbsentServerInJsonToo) {
+  const ProgramResult outcome = RunClient("health --json" + NoServer().option());
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_EQ(nlohmann::json::parse(outcome.output)["status"], "unreachable");
+}
+
+TEST(CommandLineTest, UnreadableRecordingsAreOneAndAreNamed) {
+  const test::TemporaryDirectory directory;
+  const std::string damaged = directory.path() + "/damaged.safetensors";
+  std::ofstream(damaged) << "not a recording";
+  for (const std::string& path : {std::string("/nonexistent.safetensors"), damaged, directory.path()}) {
+    const ProgramResult outcome = RunClient("replay --input " + path + NoServer().option());
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_THAT(outcome.errors, HasSubstr(path));
+    EXPECT_THAT(outcome.errors, Not(HasSubstr("UNAVAILABLE")));
+  }
+}
+
+}  // namespace
+}  // namespace gdpcache::command
