@@ -1,7 +1,5 @@
 #include "tests/support/raw_call.h"
 
-#include <grpcpp/client_context.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
 
@@ -10,6 +8,17 @@
 #include <vector>
 
 namespace gdpcache::test {
+namespace {
+
+std::string BytesOf(const grpc::ByteBuffer& buffer) {
+  std::string bytes;
+  std::vector<grpc::Slice> slices;
+  if (!buffer.Dump(&slices).ok()) return bytes;
+  for (const grpc::Slice& slice : slices) bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  return bytes;
+}
+
+}  // namespace
 
 RawAnswer CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method, const std::string& bytes) {
   const grpc::Slice slice(bytes);
@@ -22,13 +31,43 @@ RawAnswer CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::stri
                                        [&done](const grpc::Status& status) { done.set_value(status); });
   RawAnswer answer;
   answer.status = done.get_future().get();
-  std::vector<grpc::Slice> slices;
-  if (answer.status.ok() && response.Dump(&slices).ok()) {
-    for (const grpc::Slice& piece : slices) {
-      answer.bytes.append(reinterpret_cast<const char*>(piece.begin()), piece.size());
-    }
-  }
+  if (answer.status.ok()) answer.bytes = BytesOf(response);
   return answer;
+}
+
+RawStream::RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                     const std::string& request) {
+  context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  stream_ = grpc::GenericStub(channel).PrepareCall(&context_, method, &queue_);
+  stream_->StartCall(nullptr);
+  if (!Next()) return;
+  const grpc::Slice slice(request);
+  stream_->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+  Next();
+}
+
+RawStream::~RawStream() {
+  context_.TryCancel();
+  grpc::Status status;
+  stream_->Finish(&status, nullptr);
+  Next();
+  queue_.Shutdown();
+  while (Next()) {
+  }
+}
+
+std::optional<std::string> RawStream::Read() {
+  grpc::ByteBuffer message;
+  stream_->Read(&message, nullptr);
+  if (!Next()) return std::nullopt;
+  return BytesOf(message);
+}
+
+// Waits for the operation just started; whether it did what it should.
+bool RawStream::Next() {
+  void* tag = nullptr;
+  bool ok = false;
+  return queue_.Next(&tag, &ok) && ok;
 }
 
 int CheckHealth(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {

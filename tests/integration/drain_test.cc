@@ -1,0 +1,134 @@
+// What a stop signal does to calls that are running.
+
+#include <grpcpp/client_context.h>
+#include <signal.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/control_client.h"
+#include "tests/support/eventually.h"
+#include "tests/support/raw_call.h"
+#include "tests/support/server_process.h"
+
+namespace gdpcache {
+namespace {
+
+using test::ControlClient;
+using test::ServerProcess;
+using Stub = v1::StateCache::Stub;
+
+// A streamed write of two slots that waits for its client: it runs until the client sends the rest.
+class HalfSentWrite {
+ public:
+  HalfSentWrite(ControlClient& client, const std::string& session) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    stream_ = client.stub().WriteSlots(&context_, &response_);
+    v1::WriteSlotsFrame header;
+    header.mutable_header()->set_session(session);
+    v1::SlotContents& contents = *header.mutable_header()->mutable_contents();
+    contents.add_slots(0);
+    contents.mutable_state()->set_dtype(v1::DATA_TYPE_FLOAT32);
+    for (const std::int64_t size : {1, 2, 2, 4, 3}) contents.mutable_state()->add_shape(size);
+    EXPECT_TRUE(stream_->Write(header));
+    SendHalf(0);
+  }
+
+  grpc::Status Finish() {
+    SendHalf(kHalf);
+    return End();
+  }
+
+  grpc::Status End() {
+    stream_->WritesDone();
+    return stream_->Finish();
+  }
+
+ private:
+  static constexpr std::size_t kHalf = 2 * 4 * 3 * 4;
+
+  void SendHalf(std::uint64_t offset) {
+    v1::WriteSlotsFrame frame;
+    frame.mutable_data()->set_tensor(v1::TENSOR_ID_STATE);
+    frame.mutable_data()->set_offset(offset);
+    frame.mutable_data()->set_payload(std::string(kHalf, '\0'));
+    stream_->Write(frame);  // whether it arrived is for Finish to say
+  }
+
+  grpc::ClientContext context_;
+  v1::WriteSlotsResponse response_;
+  std::unique_ptr<grpc::ClientWriter<v1::WriteSlotsFrame>> stream_;
+};
+
+class DrainTest : public ::testing::Test {
+ protected:
+  // A session with a slot, and proof that the server has begun to work on a write to it.
+  std::unique_ptr<HalfSentWrite> StartWrite(const ServerProcess& server) {
+    client_ = std::make_unique<ControlClient>(test::Connect(server.tcp_address()));
+    client_->CreateCache(ControlClient::SmallCache("a"));
+    const std::string session = client_->OpenSession("a");
+    client_->AcquireSlots(session, 1);
+    auto write = std::make_unique<HalfSentWrite>(*client_, session);
+    EXPECT_TRUE(test::Eventually([this] { return client_->GetServerInfo().staging_used_bytes() > 0; }));
+    return write;
+  }
+
+  grpc::Status OpenSession() {
+    v1::OpenSessionRequest request;
+    request.set_cache("a");
+    v1::OpenSessionResponse response;
+    return client_->Call(&Stub::OpenSession, request, response);
+  }
+
+  std::unique_ptr<ControlClient> client_;
+};
+
+TEST_F(DrainTest, RunningCallsFinishWhileNewWorkIsRefused) {
+  ServerProcess server({"--drain-timeout=60s"});
+  const std::shared_ptr<grpc::Channel> health = test::Connect(server.unix_address());
+  const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
+  ASSERT_EQ(test::CheckHealth(health, "gdpcache.v1.StateCache"), 1);
+  server.process().Signal(SIGTERM);
+  EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, "gdpcache.v1.StateCache") == 2; }));
+  EXPECT_EQ(test::CheckHealth(health, ""), 2);
+  EXPECT_TRUE(test::Eventually([&] { return OpenSession().error_code() == grpc::StatusCode::UNAVAILABLE; }));
+  const grpc::Status status = write->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(server.process().Wait(), 0);
+}
+
+TEST_F(DrainTest, CallsThatTakeTooLongAreCancelled) {
+  ServerProcess server({"--drain-timeout=100ms"});
+  const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(server.process().Wait(), 0) << "it does not wait for the client";
+  EXPECT_FALSE(write->End().ok());
+}
+
+TEST_F(DrainTest, ASecondSignalStopsAtOnce) {
+  ServerProcess server({"--drain-timeout=60s"});
+  const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
+  const std::shared_ptr<grpc::Channel> health = test::Connect(server.unix_address());
+  server.process().Signal(SIGTERM);
+  EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, "") == 2; }));
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(server.process().Wait(), -SIGTERM);
+  EXPECT_FALSE(write->End().ok());
+}
+
+TEST_F(DrainTest, WatchersOfTheHealthDoNotHoldItUp) {
+  ServerProcess server({"--drain-timeout=60s"});
+  const std::shared_ptr<grpc::Channel> channel = test::Connect(server.tcp_address());
+  // HealthCheckRequest {}: the call goes on until the server ends it.
+  test::RawStream watch(channel, "/grpc.health.v1.Health/Watch", "");
+  EXPECT_EQ(watch.Read(), std::string("\x08\x01")) << "SERVING";
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(watch.Read(), std::string("\x08\x02")) << "NOT_SERVING";
+  EXPECT_EQ(server.process().Wait(absl::Seconds(30)), 0);
+}
+
+}  // namespace
+}  // namespace gdpcache
