@@ -25,15 +25,15 @@ constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kMinMappedBytes = std::size_t{1} << 20;
 
 // Waking a thread costs tens of microseconds: each helper must get work worth more than that.
-constexpr std::int64_t kMinHelperMultiplyAdds = std::int64_t{1} << 20;
+constexpr double kMinHelperMultiplyAdds = 1 << 20;
 constexpr std::int64_t kMinHelperBytes = std::int64_t{1} << 20;
 
 // Work is handed out in portions small enough to balance and large enough to make handing out cheap.
-constexpr std::int64_t kPortionMultiplyAdds = std::int64_t{1} << 19;
+constexpr double kPortionMultiplyAdds = 1 << 19;
 constexpr std::int64_t kPortionBytes = std::int64_t{1} << 18;
 
 // Loading and storing a state takes about as long as this many tokens' arithmetic on it.
-constexpr std::int64_t kStatePassTokens = 8;
+constexpr double kStatePassTokens = 8;
 
 class CpuStream final : public Stream {};
 
@@ -159,14 +159,16 @@ absl::Status CpuBackend::RunRecurrence(const RecurrenceShape& shape, absl::Span<
   const auto sequence_of = [&](std::int64_t item) -> const Sequence& {
     return sequences[order[static_cast<std::size_t>(item / (shape.heads * tiles))]];
   };
-  const auto cost_of = [&](const Sequence& sequence) {
-    return (sequence.length + kStatePassTokens) * 2 * shape.key_dim * std::min(tile_columns, shape.value_dim);
+  const auto cost_of = [&](const Sequence& sequence) {  // in multiply-adds of one item
+    const auto state_elements = static_cast<double>(shape.key_dim * std::min(tile_columns, shape.value_dim));
+    return (static_cast<double>(sequence.length) + kStatePassTokens) * 2 * state_elements;
   };
 
-  std::int64_t total_cost = 0;
-  for (const Sequence& sequence : sequences) total_cost += cost_of(sequence) * shape.heads * tiles;
+  double total_cost = 0;
+  for (const Sequence& sequence : sequences) total_cost += cost_of(sequence) * static_cast<double>(shape.heads * tiles);
   const auto helpers =
-      static_cast<int>(std::min<std::int64_t>({pool_->threads() - 1, items - 1, total_cost / kMinHelperMultiplyAdds}));
+      static_cast<int>(std::min({static_cast<double>(pool_->threads() - 1), static_cast<double>(items - 1),
+                                 total_cost / kMinHelperMultiplyAdds}));
 
   std::atomic<std::int64_t> next = 0;
   pool_->Run(helpers, [&] {
@@ -176,7 +178,8 @@ absl::Status CpuBackend::RunRecurrence(const RecurrenceShape& shape, absl::Span<
       std::int64_t end = 0;
       do {
         if (first >= items) break;
-        end = first + std::clamp(kPortionMultiplyAdds / cost_of(sequence_of(first)), std::int64_t{1}, items - first);
+        const auto portion = static_cast<std::int64_t>(kPortionMultiplyAdds / cost_of(sequence_of(first)));
+        end = first + std::clamp(portion, std::int64_t{1}, items - first);
       } while (!next.compare_exchange_weak(first, end, std::memory_order_relaxed));
       if (first >= items) break;
       for (std::int64_t item = first; item < end; ++item) {
