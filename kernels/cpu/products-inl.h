@@ -177,19 +177,15 @@ void AddProduct(const Scratch& scratch, std::size_t key_dim, std::size_t tokens,
   }
 }
 
-/// Vectors of columns that a pass over stored states covers at once.
-template <std::size_t kRows>
-constexpr std::size_t kPassVectors = (kRows <= 2 ? 2 : 1) * kBlockVectors;
-
 /// x -= w . S for kRows rows, all columns, with S read where it is stored.
-template <DataType kType, std::size_t kRows, std::size_t kVectors = kPassVectors<kRows>>
+template <DataType kType, std::size_t kRows, std::size_t kVectors = kBlockVectors>
 void SubtractStoredProduct(const float* w, const Stored<kType>* state, std::size_t state_stride, std::size_t key_dim,
                            std::size_t vectors, float* x) {
   for (; vectors >= kVectors; vectors -= kVectors, state += kVectors * kLanes, x += kVectors * kLanes) {
     SubtractProductBlock<kType, kRows, kVectors>(w, state, state_stride, key_dim, x);
   }
   if constexpr (kVectors > 1) {
-    if (vectors != 0) SubtractStoredProduct<kType, kRows, kVectors / 2>(w, state, state_stride, key_dim, vectors, x);
+    if (vectors != 0) SubtractStoredProduct<kType, kRows, 1>(w, state, state_stride, key_dim, vectors, x);
   }
 }
 
@@ -204,7 +200,7 @@ struct StatePass {
 };
 
 /// S = S * decay + k^T . x for kRows tokens and all columns, from stored to stored, tokens ascending.
-template <DataType kType, std::size_t kRows, std::size_t kVectors = kPassVectors<kRows>>
+template <DataType kType, std::size_t kRows, std::size_t kVectors = kBlockVectors>
 void AddStoredProduct(const float* k, const float* x, float decay, std::size_t key_dim, std::size_t vectors,
                       StatePass<kType> pass) {
   const FloatTag d;
@@ -233,7 +229,7 @@ void AddStoredProduct(const float* k, const float* x, float decay, std::size_t k
     if (pass.next != nullptr) pass.next += kVectors * kLanes;
   }
   if constexpr (kVectors > 1) {
-    if (vectors != 0) AddStoredProduct<kType, kRows, kVectors / 2>(k, x, decay, key_dim, vectors, pass);
+    if (vectors != 0) AddStoredProduct<kType, kRows, 1>(k, x, decay, key_dim, vectors, pass);
   }
 }
 

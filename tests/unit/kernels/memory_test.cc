@@ -211,10 +211,10 @@ TEST_P(MemoryTest, StatesOfEveryDtypePairAndOddSizeConvert) {
 
 TEST_P(MemoryTest, StateCopiesHonourHeadStridesAndFillWithZeros) {
   const kernels::RecurrenceShape shape{.heads = 2, .key_dim = 3, .value_dim = 5};
-  std::vector<std::byte> bytes(2 * 20 * 4);
+  std::vector<std::byte> bytes(160);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = std::byte(i % 100);
   const auto source = Place(bytes);  // heads 20 elements apart
-  const std::vector<std::byte> pattern(2 * 17 * 4, std::byte{0x77});
+  const std::vector<std::byte> pattern(136, std::byte{0x77});
   const auto copy = Place(pattern);  // heads 17 elements apart
   const auto zeroed = Place(pattern);
   ASSERT_TRUE(backend()
