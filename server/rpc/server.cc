@@ -128,7 +128,7 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
     : catalog_(catalog),
       info_(catalog, engine, clock, options.version, std::move(device), Limits(options, engine)),
       expiry_(catalog, clock),
-      service_({catalog, engine, clock, expiry_, info_}) {}
+      service_({catalog, engine, clock, expiry_, info_}, {catalog, clock, engine}) {}
 
 Server::~Server() = default;
 

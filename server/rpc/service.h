@@ -5,23 +5,10 @@
 #include <grpcpp/support/server_callback.h>
 
 #include "gdpcache/v1/state_cache.grpc.pb.h"
-#include "server/cache/catalog.h"
-#include "server/cache/clock.h"
-#include "server/engine/engine.h"
-#include "server/rpc/control/server_info.h"
+#include "server/rpc/control_plane.h"
 #include "server/rpc/data_plane.h"
-#include "server/rpc/session_expiry.h"
 
 namespace gdpcache::rpc {
-
-/// What the calls work on; all of it outlives the service.
-struct ServiceDependencies {
-  cache::Catalog& catalog;
-  engine::Engine& engine;
-  const cache::Clock& clock;
-  SessionExpiry& expiry;
-  const ServerInfo& info;
-};
 
 namespace internal {
 
@@ -46,11 +33,12 @@ using ServiceBase = WithCaches<WithSessions<WithSlots<WithTensors<v1::StateCache
 
 }  // namespace internal
 
-/// gdpcache.v1.StateCache: hands every call to the function that does it. Thread-safe.
+/// gdpcache.v1.StateCache: hands every call to the function that does it, and nothing else: its file, which contains
+/// gRPC's handlers, is compiled without ThreadSanitizer (see CMakeLists.txt). Thread-safe.
 class Service final : public internal::ServiceBase {
  public:
-  explicit Service(const ServiceDependencies& dependencies)
-      : server_(dependencies), data_plane_{dependencies.catalog, dependencies.clock, dependencies.engine} {}
+  Service(const ControlPlane& control_plane, const DataPlane& data_plane);
+  ~Service() override;
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context, const v1::GetServerInfoRequest* request,
                                           v1::GetServerInfoResponse* response) override;
@@ -89,7 +77,7 @@ class Service final : public internal::ServiceBase {
       grpc::CallbackServerContext* context) override;
 
  private:
-  const ServiceDependencies server_;
+  const ControlPlane control_plane_;
   const DataPlane data_plane_;
 };
 

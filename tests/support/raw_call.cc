@@ -4,7 +4,6 @@
 #include <grpcpp/support/slice.h>
 
 #include <chrono>
-#include <future>
 #include <vector>
 
 namespace gdpcache::test {
@@ -21,17 +20,10 @@ std::string BytesOf(const grpc::ByteBuffer& buffer) {
 }  // namespace
 
 RawAnswer CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method, const std::string& bytes) {
-  const grpc::Slice slice(bytes);
-  const grpc::ByteBuffer request(&slice, 1);
-  grpc::ByteBuffer response;
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-  std::promise<grpc::Status> done;
-  grpc::GenericStub(channel).UnaryCall(&context, method, {}, &request, &response,
-                                       [&done](const grpc::Status& status) { done.set_value(status); });
+  RawStream stream(channel, method, bytes);
   RawAnswer answer;
-  answer.status = done.get_future().get();
-  if (answer.status.ok()) answer.bytes = BytesOf(response);
+  answer.bytes = stream.Read().value_or("");
+  answer.status = stream.Finish();
   return answer;
 }
 
@@ -48,9 +40,7 @@ RawStream::RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::s
 
 RawStream::~RawStream() {
   context_.TryCancel();
-  grpc::Status status;
-  stream_->Finish(&status, nullptr);
-  Next();
+  if (!finished_) Finish();
   queue_.Shutdown();
   while (Next()) {
   }
@@ -61,6 +51,14 @@ std::optional<std::string> RawStream::Read() {
   stream_->Read(&message, nullptr);
   if (!Next()) return std::nullopt;
   return BytesOf(message);
+}
+
+grpc::Status RawStream::Finish() {
+  grpc::Status status;
+  stream_->Finish(&status, nullptr);
+  Next();
+  finished_ = true;
+  return status;
 }
 
 // Waits for the operation just started; whether it did what it should.

@@ -32,12 +32,16 @@ class RawStream {
   /// The next message; nothing when the call has ended.
   std::optional<std::string> Read();
 
+  /// How the call ended. Once, after the last message.
+  grpc::Status Finish();
+
  private:
   bool Next();
 
   grpc::ClientContext context_;
   grpc::CompletionQueue queue_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  bool finished_ = false;
 };
 
 /// grpc.health.v1.Health/Check: 1 is SERVING, 2 is NOT_SERVING; -1 when the call fails.

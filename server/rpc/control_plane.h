@@ -1,0 +1,59 @@
+#ifndef GDPCACHE_SERVER_RPC_CONTROL_PLANE_H_
+#define GDPCACHE_SERVER_RPC_CONTROL_PLANE_H_
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "gdpcache/v1/cache.pb.h"
+#include "gdpcache/v1/session.pb.h"
+#include "server/cache/catalog.h"
+#include "server/cache/clock.h"
+#include "server/engine/engine.h"
+#include "server/rpc/control/server_info.h"
+#include "server/rpc/session_expiry.h"
+
+/// The calls about caches, sessions and whole slots. Each function takes over one RPC and returns its reactor, which
+/// deletes itself when the RPC is over.
+namespace gdpcache::rpc {
+
+/// What the calls work on; outlives them, and the server that they belong to.
+struct ControlPlane {
+  cache::Catalog& catalog;
+  engine::Engine& engine;
+  const cache::Clock& clock;
+  SessionExpiry& expiry;
+  const ServerInfo& info;
+};
+
+grpc::ServerUnaryReactor* HandleGetServerInfo(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                              const v1::GetServerInfoRequest* request,
+                                              v1::GetServerInfoResponse* response);
+grpc::ServerUnaryReactor* HandleCreateCache(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                            const v1::CreateCacheRequest* request, v1::CreateCacheResponse* response);
+grpc::ServerUnaryReactor* HandleDeleteCache(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                            const v1::DeleteCacheRequest* request, v1::DeleteCacheResponse* response);
+grpc::ServerUnaryReactor* HandleListCaches(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                           const v1::ListCachesRequest* request, v1::ListCachesResponse* response);
+grpc::ServerUnaryReactor* HandleOpenSession(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                            const v1::OpenSessionRequest* request, v1::OpenSessionResponse* response);
+grpc::ServerUnaryReactor* HandleKeepAlive(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                          const v1::KeepAliveRequest* request, v1::KeepAliveResponse* response);
+grpc::ServerUnaryReactor* HandleCloseSession(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                             const v1::CloseSessionRequest* request,
+                                             v1::CloseSessionResponse* response);
+grpc::ServerUnaryReactor* HandleAcquireSlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                             const v1::AcquireSlotsRequest* request,
+                                             v1::AcquireSlotsResponse* response);
+grpc::ServerUnaryReactor* HandleReleaseSlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                             const v1::ReleaseSlotsRequest* request,
+                                             v1::ReleaseSlotsResponse* response);
+grpc::ServerUnaryReactor* HandleResetSlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                           const v1::ResetSlotsRequest* request, v1::ResetSlotsResponse* response);
+grpc::ServerUnaryReactor* HandleCopySlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                          const v1::CopySlotsRequest* request, v1::CopySlotsResponse* response);
+grpc::ServerUnaryReactor* HandleListSlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                          const v1::ListSlotsRequest* request, v1::ListSlotsResponse* response);
+
+}  // namespace gdpcache::rpc
+
+#endif  // GDPCACHE_SERVER_RPC_CONTROL_PLANE_H_
