@@ -28,6 +28,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
  public:
   PrefillStreamReactor(const DataPlane& plane, grpc::CallbackServerContext& context)
       : plane_(plane), context_(context) {
+    const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
     StartRead(&frame_);
   }
 

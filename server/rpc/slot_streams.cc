@@ -156,6 +156,7 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
   WriteSlotsReactor(const DataPlane& plane, grpc::CallbackServerContext& context, grpc::ByteBuffer& response)
       : plane_(plane), context_(context) {
     response = EncodeMessage(v1::WriteSlotsResponse());
+    const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
     StartRead(&frame_);
   }
 
