@@ -8,6 +8,7 @@
 #include "gdpcache/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/eventually.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/unit/client/library/fake_server.h"
 
@@ -131,7 +132,7 @@ TEST(SessionTest, IsRenewedUntilTheServerSaysItIsGone) {
   ASSERT_TRUE(session.ok());
   EXPECT_TRUE(session->status().ok());
   gone.get_future().wait();
-  while (session->status().ok()) std::this_thread::yield();
+  EXPECT_TRUE(test::Eventually([&] { return !session->status().ok(); }));
   EXPECT_EQ(session->status().code(), absl::StatusCode::kNotFound);
 }
 
