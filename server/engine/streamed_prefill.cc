@@ -20,7 +20,10 @@ constexpr std::int64_t kWaitingSegments = 2;
 // one that is filling, and the results of two; each segment's inputs and results together make up one share.
 constexpr std::int64_t kReservedSegments = kWaitingSegments + 3;
 
-constexpr std::int64_t kDiscardBytes = std::int64_t{1} << 20;
+/// Size of the place for rows that belong to no sequence.
+std::int64_t DiscardBytes(const PrefillPlan& plan) {
+  return plan.used_rows() < plan.rows ? std::int64_t{64} << 10 : 0;
+}
 
 std::int64_t TensorBytes(const PrefillPlan& plan) {
   return 2 * plan.k_bytes + plan.u_bytes + plan.g_bytes + plan.output_bytes();
@@ -56,7 +59,8 @@ absl::StatusOr<std::shared_ptr<StreamedPrefill>> StreamedPrefill::Create(const E
   const bool bounded = !ExceedsAnything(plan);
   const bool in_place = bounded && (TensorBytes(plan) <= target || TensorBytes(plan) <= scratch);
 
-  std::int64_t reserve = 2 * StagingPool::BlockSize(plan.auxiliary_bytes) + StagingPool::BlockSize(kDiscardBytes);
+  std::int64_t reserve =
+      2 * StagingPool::BlockSize(plan.auxiliary_bytes) + StagingPool::BlockSize(DiscardBytes(plan));
   if (in_place) {
     reserve += StagingPool::BlockSize(plan.initial_state_bytes);
     for (const std::int64_t bytes : {plan.k_bytes, plan.k_bytes, plan.u_bytes, plan.g_bytes, plan.h_bytes,
@@ -115,7 +119,7 @@ absl::Status StreamedPrefill::AllocateWhole() {
   }
   if (absl::Status status = acquire(scratch, scratch_); !status.ok()) return status;
   if (absl::Status status = acquire(plan_.auxiliary_bytes, auxiliary_); !status.ok()) return status;
-  return acquire(plan_.used_rows() < plan_.rows ? kDiscardBytes : 0, discard_);
+  return acquire(DiscardBytes(plan_), discard_);
 }
 
 absl::StatusOr<Places> StreamedPrefill::Arrive() { return TakeSlots(plan_, context(), cache()); }
@@ -198,7 +202,7 @@ absl::StatusOr<absl::Span<std::byte>> StreamedPrefill::PlaceRows(int operand, st
   placing_operand_ = operand;
   if (stage->segment.row_begin >= plan_.used_rows()) {
     placing_in_ = discard_;
-    return absl::MakeSpan(discard_->data(), std::min(room, kDiscardBytes));
+    return absl::MakeSpan(discard_->data(), std::min(room, discard_->size()));
   }
   StagingBuffer& buffer = stage->operands[operand];
   if (buffer.size() == 0) {

@@ -26,7 +26,7 @@ std::optional<kernels::DataType> FloatType(ElementType type);
 struct TensorArgument {
   bool present = false;
   ElementType dtype = ElementType::kUnspecified;
-  absl::Span<const std::int64_t> shape;
+  absl::Span<const std::int64_t> shape = {};
   const void* data = nullptr;  // row-major; nullptr where the bytes follow in frames
   std::int64_t data_bytes = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
 
@@ -50,7 +51,12 @@ std::shared_ptr<cache::Session> World::OpenSession(const cache::Geometry& geomet
       catalog.CreateCache({.name = absl::StrCat("cache", caches++), .geometry = geometry, .fingerprint = ""});
   EXPECT_TRUE(created.ok()) << created.status();
   auto session = OpenSessionOn(*created->cache);
-  EXPECT_TRUE(created->cache->slots().Acquire(session->key(), geometry.slots).ok());
+  Outcome<absl::Status> outcome;
+  const auto call = engine->AcquireSlots({.session = session}, geometry.slots,
+                                         [&outcome](const auto& slots) { outcome.Set(slots.status()); });
+  EXPECT_TRUE(call.ok()) << call.status();
+  (*call)->Start();
+  EXPECT_EQ(outcome.Take(), absl::OkStatus());
   return session;
 }
 
@@ -89,7 +95,7 @@ HostTensor StoreState(const cache::Cache& cache, std::int64_t layer) {
   return state;
 }
 
-std::string Fingerprint(const cache::Cache& cache) {
+std::size_t Fingerprint(const cache::Cache& cache) {
   const cache::Geometry& geometry = cache.geometry();
   std::string all;
   for (std::int64_t layer = 0; layer < geometry.layers; ++layer) {
@@ -100,7 +106,7 @@ std::string Fingerprint(const cache::Cache& cache) {
       absl::StrAppend(&all, "@", cache.slots().Position(layer, slot), ";");
     }
   }
-  return all;
+  return std::hash<std::string>()(all);
 }
 
 PrefillRequest RequestOf(const Problem& problem, TensorTransport transport) {
@@ -253,9 +259,11 @@ absl::StatusOr<Ran> RunStreamed(const World& world, std::shared_ptr<cache::Sessi
   std::mt19937_64 random(seed);
   CollectingPeer peer;
   Outcome<absl::StatusOr<PrefillResult>> outcome;
-  auto call =
-      world.engine->PrefillStream({.session = std::move(session)}, request, peer,
-                                  [&outcome](absl::StatusOr<PrefillResult> result) { outcome.Set(std::move(result)); });
+  auto call = world.engine->PrefillStream({.session = std::move(session)}, request, peer,
+                                          [&](absl::StatusOr<PrefillResult> result) {
+                                            peer.InputWanted();  // whoever waits for it shall see the end
+                                            outcome.Set(std::move(result));
+                                          });
   if (!call.ok()) return call.status();
   peer.SetCall(call->get());
   (*call)->Start();

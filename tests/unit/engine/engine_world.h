@@ -82,8 +82,8 @@ cache::Geometry GeometryOf(const testing::Problem& problem, std::int64_t layers 
 void LoadState(const cache::Cache& cache, std::int64_t layer, const testing::HostTensor& state);
 testing::HostTensor StoreState(const cache::Cache& cache, std::int64_t layer);
 
-/// All bytes of a cache and all its positions: equal before and after a call that changed nothing.
-std::string Fingerprint(const cache::Cache& cache);
+/// A hash of all bytes of a cache and all its positions: the same before and after a call that changed nothing.
+std::size_t Fingerprint(const cache::Cache& cache);
 
 /// The problem as a ragged call with all boundaries. It must outlive the request.
 PrefillRequest RequestOf(const testing::Problem& problem, TensorTransport transport);
