@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -54,8 +54,8 @@ class CollectingInput final : public engine::StreamedInput {
   absl::StatusOr<absl::Span<std::byte>> Place(engine::StreamTensor tensor, std::uint64_t offset,
                                               std::uint64_t size) override {
     tensor_ = tensor;
-    if (first_offset_ < 0) first_offset_ = static_cast<std::int64_t>(offset);
-    EXPECT_EQ(offset, first_offset_ + bytes_.size());
+    if (!first_offset_.has_value()) first_offset_ = offset;
+    EXPECT_EQ(offset, *first_offset_ + bytes_.size());
     place_.assign(size == 0 ? 0 : 1 + random_() % size, std::byte{0});
     return absl::MakeSpan(place_);
   }
@@ -67,7 +67,7 @@ class CollectingInput final : public engine::StreamedInput {
   bool WantsInput() override { return true; }
 
   engine::StreamTensor tensor_ = engine::StreamTensor::kH;
-  std::int64_t first_offset_ = -1;
+  std::optional<std::uint64_t> first_offset_;
   std::string bytes_;
 
  private:
@@ -97,7 +97,7 @@ TEST(ParseFrame, PayloadsArriveWholeThroughAnySlicing) {
     CollectingInput input(random);
     ASSERT_TRUE(DeliverPayload(bytes, *frame, input).ok());
     EXPECT_EQ(input.tensor_, engine::StreamTensor::kW);
-    EXPECT_EQ(static_cast<std::uint64_t>(input.first_offset_), sent.data().offset());
+    EXPECT_EQ(input.first_offset_, sent.data().offset());
     EXPECT_EQ(input.bytes_, sent.data().payload());
   }
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <random>
@@ -205,10 +206,14 @@ TEST_F(BrokenStream, EndedBySessionCloseIsCancelledAndGivesTheSlotsBack) {
   Open(kSmallSegments);
   ASSERT_TRUE(Send(HeaderOf(request_)));
   SendPart(0.7);
-  bool closed = false;
+  v1::PrefillFrame frame;
+  ASSERT_TRUE(stream_->Read(&frame));
+  std::atomic<bool> closed = false;
   ASSERT_TRUE(world_->catalog.CloseSession(session_->id(), [&closed] { closed = true; }).ok());
-  const Streamed answer = ReadAll(*stream_);
-  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::CANCELLED);
+  while (stream_->Read(&frame)) {
+  }
+  EXPECT_EQ(stream_->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Eventually([&] { return closed.load(); }));
   EXPECT_TRUE(Eventually([&] { return world_->engine->staging().used() == 0; }));
   EXPECT_EQ(Fingerprint(*session_->cache()), before_);
   EXPECT_EQ(session_->cache()->slots().free_count(), session_->cache()->geometry().slots);
