@@ -1,0 +1,74 @@
+#ifndef GDPCACHE_TESTS_BENCH_PREFILL_WORKLOAD_H_
+#define GDPCACHE_TESTS_BENCH_PREFILL_WORKLOAD_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gdpcache/client.h"
+#include "kernels/backend.h"
+
+namespace gdpcache::bench {
+
+/// One prefill of bfloat16 inputs with decay into a float32 cache, every sequence from zero, v_new wanted.
+struct PrefillShape {
+  std::string name;
+  std::vector<std::int64_t> lengths;  // expanded tokens of each sequence
+  std::int64_t heads = 0;
+  std::int64_t key_dim = 0;
+  std::int64_t value_dim = 0;
+  std::int64_t num_householder = 1;
+  bool all_states = false;  // return every boundary state, float32
+};
+
+/// The tensors of one prefill in memory of this process, run as a call of the kernel or as a call to a server.
+class PrefillWorkload {
+ public:
+  /// Inputs that keep the state bounded, the same for equal shapes.
+  explicit PrefillWorkload(PrefillShape shape);
+
+  const PrefillShape& shape() const { return shape_; }
+  std::int64_t bytes_in() const;
+  std::int64_t bytes_out() const;
+
+  /// The bare recurrence.
+  absl::StatusOr<absl::Duration> RunKernel(kernels::Backend& backend, kernels::Stream& stream);
+
+  /// The same through a server, into `slots` of the session, one for each sequence.
+  absl::StatusOr<absl::Duration> RunPrefill(Session& session, const std::vector<std::int64_t>& slots,
+                                            Transport transport);
+
+  /// Whether the last RunKernel and the last RunPrefill left the same bits.
+  bool ResultsAgree() const;
+
+  CacheGeometry geometry() const;
+
+ private:
+  struct Results {
+    std::vector<std::uint16_t> v_new;
+    std::vector<float> h;
+  };
+
+  std::int64_t sequences() const { return static_cast<std::int64_t>(shape_.lengths.size()); }
+  Results MakeResults() const;
+
+  PrefillShape shape_;
+  std::vector<std::int64_t> cu_seqlens_;
+  std::int64_t tokens_ = 0;      // expanded, of all sequences
+  std::int64_t boundaries_ = 0;  // of all sequences, when they are wanted
+  std::vector<std::uint16_t> k_;
+  std::vector<std::uint16_t> w_;
+  std::vector<std::uint16_t> u_;
+  std::vector<float> g_;
+  std::vector<float> slots_;
+  Results from_kernel_;
+  Results from_server_;
+};
+
+}  // namespace gdpcache::bench
+
+#endif  // GDPCACHE_TESTS_BENCH_PREFILL_WORKLOAD_H_

@@ -1,0 +1,257 @@
+// What the service costs beyond the arithmetic and the wire: prefills through a real gdpcached, and in the same run,
+// turn by turn, what they are measured against.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gdpcache/client.h"
+#include "kernels/backend.h"
+#include "tests/bench/byte_pump.h"
+#include "tests/bench/prefill_workload.h"
+#include "tests/support/server_process.h"
+
+namespace gdpcache::bench {
+namespace {
+
+constexpr double kStreamTarget = 1.3;
+constexpr double kTinyTarget = 1.5;
+
+double Quantile(std::vector<double> values, double q) {
+  const auto nth = values.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(values.size() - 1));
+  std::nth_element(values.begin(), nth, values.end());
+  return *nth;
+}
+
+double Median(const std::vector<double>& values) { return Quantile(values, 0.5); }
+
+/// One way to reach the server, with a byte pump over the same kind of socket.
+struct Route {
+  std::string name;
+  Client client;
+  std::unique_ptr<BytePump> pump;
+};
+
+absl::StatusOr<Route> MakeRoute(std::string name, const std::string& server, const std::string& pump_address) {
+  absl::StatusOr<Client> client = Client::Connect(server);
+  if (!client.ok()) return client.status();
+  absl::StatusOr<std::unique_ptr<BytePump>> pump = BytePump::Start(pump_address);
+  if (!pump.ok()) return pump.status();
+  return Route{std::move(name), *std::move(client), *std::move(pump)};
+}
+
+/// A session on a cache made for one workload, gone with the object.
+struct Lease {
+  Session session;
+  std::vector<std::int64_t> slots;
+};
+
+absl::StatusOr<Lease> MakeLease(const Client& client, const std::string& cache, const CacheGeometry& geometry) {
+  const absl::StatusOr<CreatedCache> created =
+      client.CreateCache({.name = cache, .geometry = geometry, .fingerprint = "bench", .ephemeral = true});
+  if (!created.ok()) return created.status();
+  absl::StatusOr<Session> session = client.OpenSession(cache);
+  if (!session.ok()) return session.status();
+  absl::StatusOr<std::vector<std::int64_t>> slots = session->AcquireSlots(geometry.slots);
+  if (!slots.ok()) return slots.status();
+  return Lease{*std::move(session), *std::move(slots)};
+}
+
+/// Milliseconds of each round.
+struct StreamTimes {
+  std::vector<double> pump;
+  std::vector<double> kernel;
+  std::vector<double> prefill;
+  std::vector<double> ratio;  // prefill / (pump + kernel) of the same round
+};
+
+absl::Status MeasureStreamRound(PrefillWorkload& workload, kernels::Backend& backend, kernels::Stream& stream,
+                                Route& route, Lease& lease, StreamTimes& times) {
+  const absl::StatusOr<absl::Duration> pump = route.pump->Run(workload.bytes_in(), workload.bytes_out());
+  if (!pump.ok()) return pump.status();
+  const absl::StatusOr<absl::Duration> kernel = workload.RunKernel(backend, stream);
+  if (!kernel.ok()) return kernel.status();
+  const absl::StatusOr<absl::Duration> prefill = workload.RunPrefill(lease.session, lease.slots, Transport::kStream);
+  if (!prefill.ok()) return prefill.status();
+  if (!workload.ResultsAgree()) return absl::InternalError("the server's results differ from the kernel's");
+  times.pump.push_back(absl::ToDoubleMilliseconds(*pump));
+  times.kernel.push_back(absl::ToDoubleMilliseconds(*kernel));
+  times.prefill.push_back(absl::ToDoubleMilliseconds(*prefill));
+  times.ratio.push_back(absl::FDivDuration(*prefill, *pump + *kernel));
+  return absl::OkStatus();
+}
+
+/// The first round only warms up.
+absl::StatusOr<StreamTimes> MeasureStream(PrefillWorkload& workload, kernels::Backend& backend, Route& route,
+                                          int rounds) {
+  absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = backend.CreateStream();
+  if (!stream.ok()) return stream.status();
+  absl::StatusOr<Lease> lease = MakeLease(route.client, "bench/stream", workload.geometry());
+  if (!lease.ok()) return lease.status();
+  StreamTimes warm_up;
+  StreamTimes times;
+  for (int round = -1; round < rounds; ++round) {
+    if (absl::Status status =
+            MeasureStreamRound(workload, backend, **stream, route, *lease, round < 0 ? warm_up : times);
+        !status.ok()) {
+      return status;
+    }
+  }
+  return times;
+}
+
+/// Microseconds of each call.
+struct TinyTimes {
+  std::vector<double> empty;
+  std::vector<double> prefill;
+};
+
+/// One-token prefills and renewals of the session, which carry and do next to nothing, in turn.
+absl::StatusOr<TinyTimes> MeasureTiny(PrefillWorkload& workload, Route& route, int calls) {
+  absl::StatusOr<Lease> lease = MakeLease(route.client, "bench/tiny", workload.geometry());
+  if (!lease.ok()) return lease.status();
+  TinyTimes times;
+  for (int call = -calls / 10; call < calls; ++call) {
+    const absl::Time start = absl::Now();
+    if (const absl::StatusOr<absl::Duration> renewed = lease->session.KeepAlive(); !renewed.ok()) {
+      return renewed.status();
+    }
+    const absl::Duration empty = absl::Now() - start;
+    const absl::StatusOr<absl::Duration> prefill = workload.RunPrefill(lease->session, lease->slots, Transport::kUnary);
+    if (!prefill.ok()) return prefill.status();
+    if (call < 0) continue;
+    times.empty.push_back(absl::ToDoubleMicroseconds(empty));
+    times.prefill.push_back(absl::ToDoubleMicroseconds(*prefill));
+  }
+  return times;
+}
+
+std::vector<PrefillShape> StreamShapes() {
+  return {
+      {.name = "one sequence of 8192", .lengths = {8192}, .heads = 16, .key_dim = 128, .value_dim = 128},
+      {.name = "ragged, M = 2",
+       .lengths = {4096, 34, 2000, 128, 4098, 2, 1554, 1026},
+       .heads = 16,
+       .key_dim = 128,
+       .value_dim = 128,
+       .num_householder = 2},
+      {.name = "8 of 512, all states",
+       .lengths = {512, 512, 512, 512, 512, 512, 512, 512},
+       .heads = 16,
+       .key_dim = 128,
+       .value_dim = 128,
+       .all_states = true},
+  };
+}
+
+nlohmann::json ReportStream(const PrefillWorkload& workload, const Route& route, const StreamTimes& times) {
+  constexpr double kMegabyte = 1e6;
+  const double in = static_cast<double>(workload.bytes_in()) / kMegabyte;
+  const double out = static_cast<double>(workload.bytes_out()) / kMegabyte;
+  std::printf("| %-20s | %-4s | %6.1f | %6.1f | %7.1f | %9.1f | %8.1f | %5.2f |\n", workload.shape().name.c_str(),
+              route.name.c_str(), in, out, Median(times.pump), Median(times.kernel), Median(times.prefill),
+              Median(times.ratio));
+  return {{"shape", workload.shape().name}, {"route", route.name},          {"megabytes_in", in},
+          {"megabytes_out", out},           {"pump_ms", times.pump},        {"recurrence_ms", times.kernel},
+          {"prefill_ms", times.prefill},    {"ratio", Median(times.ratio)}, {"target", kStreamTarget}};
+}
+
+nlohmann::json ReportTiny(const Route& route, const TinyTimes& times) {
+  nlohmann::json report = {{"route", route.name}, {"calls", times.prefill.size()}, {"target", kTinyTarget}};
+  for (const auto& [name, q] : {std::pair{"p50", 0.5}, std::pair{"p99", 0.99}}) {
+    const double empty = Quantile(times.empty, q);
+    const double prefill = Quantile(times.prefill, q);
+    std::printf("| %-4s | %s | %8.0f | %8.0f | %5.2f |\n", route.name.c_str(), name, empty, prefill, prefill / empty);
+    report[name] = {{"empty_us", empty}, {"prefill_us", prefill}, {"ratio", prefill / empty}};
+  }
+  return report;
+}
+
+struct Options {
+  int rounds = 9;
+  int calls = 3000;
+  std::string json;
+};
+
+absl::Status Run(const Options& options) {
+  const test::ServerProcess server;
+  if (server.tcp_address().empty()) return absl::InternalError("gdpcached did not start");
+  absl::StatusOr<Route> tcp = MakeRoute("tcp", server.tcp_address(), "127.0.0.1:0");
+  if (!tcp.ok()) return tcp.status();
+  absl::StatusOr<Route> local = MakeRoute("unix", server.unix_address(), server.unix_address() + ".pump");
+  if (!local.ok()) return local.status();
+  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend =
+      kernels::CreateBackend({.choice = kernels::BackendChoice::kCpu});
+  if (!backend.ok()) return backend.status();
+  nlohmann::json report = {{"device", (*backend)->device_info().device}, {"rounds", options.rounds}};
+
+  std::printf("%s; medians of %d rounds\n\n", (*backend)->device_info().device.c_str(), options.rounds);
+  std::printf("| prefill              | over | MB in  | MB out | pump ms | kernel ms | total ms | ratio |\n");
+  std::printf("| -------------------- | ---- | ------ | ------ | ------- | --------- | -------- | ----- |\n");
+  for (PrefillShape& shape : StreamShapes()) {
+    PrefillWorkload workload(std::move(shape));
+    for (Route* route : {&*tcp, &*local}) {
+      const absl::StatusOr<StreamTimes> times = MeasureStream(workload, **backend, *route, options.rounds);
+      if (!times.ok()) return times.status();
+      report["stream"].push_back(ReportStream(workload, *route, *times));
+    }
+  }
+  std::printf("\nratio: prefill / (pump + kernel); target at most %.1f\n\n", kStreamTarget);
+
+  std::printf("| over |     | empty us | tiny us  | ratio |\n");
+  std::printf("| ---- | --- | -------- | -------- | ----- |\n");
+  PrefillWorkload tiny({.name = "tiny", .lengths = {1}, .heads = 4, .key_dim = 64, .value_dim = 64});
+  for (Route* route : {&*tcp, &*local}) {
+    const absl::StatusOr<TinyTimes> times = MeasureTiny(tiny, *route, options.calls);
+    if (!times.ok()) return times.status();
+    report["tiny"].push_back(ReportTiny(*route, *times));
+  }
+  std::printf("\nratio: one-token prefill / empty RPC of the same server; target at most %.1f\n", kTinyTarget);
+
+  if (!options.json.empty()) {
+    std::ofstream file(options.json);
+    if (!(file << report.dump(2) << '\n')) return absl::UnknownError(absl::StrCat("cannot write ", options.json));
+  }
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Prefills through a real server against a raw byte pump, the bare recurrence and an empty RPC.");
+  app.add_option("--rounds", options.rounds, "rounds of each streamed prefill")->check(CLI::Range(1, 1000));
+  app.add_option("--calls", options.calls, "tiny prefills")->check(CLI::Range(100, 1'000'000));
+  app.add_option("--json", options.json, "write every measurement to this file");
+  CLI11_PARSE(app, argc, argv);
+  if (const absl::Status status = Run(options); !status.ok()) {
+    std::cerr << "gdpcache_service_bench: " << status << '\n';
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace gdpcache::bench
+
+int main(int argc, char** argv) {
+  try {
+    return gdpcache::bench::Main(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gdpcache_service_bench: %s\n", error.what());
+    return 1;
+  }
+}
