@@ -1,0 +1,91 @@
+#include "kernels/cuda/cuda_stream.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "kernels/cuda/cuda_check.h"
+
+namespace gdpcache::kernels::cuda {
+namespace {
+
+constexpr std::size_t kMinScratchBytes = std::size_t{64} << 10;
+constexpr std::size_t kMaxScratches = 32;
+constexpr std::size_t kCounterBytes = 4 * sizeof(unsigned long long);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(int device) {
+  std::unique_ptr<CudaStream> stream(new CudaStream(device));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream->stream_, cudaStreamNonBlocking));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&stream->counters_), kCounterBytes));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(stream->counters_, 0, kCounterBytes, stream->stream_));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaHostAlloc(reinterpret_cast<void**>(&stream->host_answer_),
+                                              sizeof(unsigned long long), cudaHostAllocPortable));
+  return stream;
+}
+
+CudaStream::~CudaStream() {
+  // Errors have nowhere to go: a lost device frees everything anyway.
+  cudaSetDevice(device_);
+  if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  for (const auto& scratch : scratches_) Free(*scratch);
+  if (host_answer_ != nullptr) cudaFreeHost(host_answer_);
+  if (counters_ != nullptr) cudaFree(counters_);
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+void CudaStream::Free(Scratch& scratch) {
+  if (scratch.host_ != nullptr) cudaFreeHost(scratch.host_);
+  if (scratch.device_ != nullptr) cudaFree(scratch.device_);
+  if (scratch.last_use_ != nullptr) cudaEventDestroy(scratch.last_use_);
+  scratch = Scratch();
+}
+
+absl::StatusOr<CudaStream::Scratch*> CudaStream::AcquireScratch(std::size_t size) {
+  // Calls finish in the order they were given, so only the oldest needs a look.
+  Scratch* scratch = nullptr;
+  if (!scratches_.empty()) {
+    const cudaError_t state = cudaEventQuery(scratches_[oldest_]->last_use_);
+    if (state == cudaErrorNotReady) cudaGetLastError();  // no error, but it would be taken for one later
+    if (state == cudaErrorNotReady && scratches_.size() == kMaxScratches) {
+      GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(scratches_[oldest_]->last_use_));
+    } else if (state != cudaErrorNotReady) {
+      GDPCACHE_RETURN_IF_CUDA_ERROR(state);
+    }
+    if (state == cudaSuccess || scratches_.size() == kMaxScratches) {
+      scratch = scratches_[oldest_].get();
+    }
+  }
+  if (scratch == nullptr) {
+    auto fresh = std::unique_ptr<Scratch>(new Scratch());
+    GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&fresh->last_use_, cudaEventDisableTiming));
+    scratch = fresh.get();
+    scratches_.insert(scratches_.begin() + static_cast<std::ptrdiff_t>(oldest_), std::move(fresh));
+  }
+  oldest_ = (oldest_ + 1) % scratches_.size();
+
+  if (scratch->capacity_ < size) {
+    if (scratch->host_ != nullptr) GDPCACHE_RETURN_IF_CUDA_ERROR(cudaFreeHost(std::exchange(scratch->host_, nullptr)));
+    if (scratch->device_ != nullptr) GDPCACHE_RETURN_IF_CUDA_ERROR(cudaFree(std::exchange(scratch->device_, nullptr)));
+    scratch->capacity_ = 0;
+    const std::size_t capacity = std::max(kMinScratchBytes, std::bit_ceil(size));
+    GDPCACHE_RETURN_IF_CUDA_ERROR(cudaHostAlloc(&scratch->host_, capacity, cudaHostAllocPortable));
+    GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMalloc(&scratch->device_, capacity));
+    scratch->capacity_ = capacity;
+  }
+  return scratch;
+}
+
+absl::Status CudaStream::Upload(const Scratch& scratch, std::size_t size) {
+  GDPCACHE_RETURN_IF_CUDA_ERROR(
+      cudaMemcpyAsync(scratch.device_, scratch.host_, size, cudaMemcpyHostToDevice, stream_));
+  return absl::OkStatus();
+}
+
+absl::Status CudaStream::Release(Scratch* scratch) {
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventRecord(scratch->last_use_, stream_));
+  return absl::OkStatus();
+}
+
+}  // namespace gdpcache::kernels::cuda

@@ -1,0 +1,71 @@
+#ifndef GDPCACHE_KERNELS_CUDA_CUDA_STREAM_H_
+#define GDPCACHE_KERNELS_CUDA_CUDA_STREAM_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+
+namespace gdpcache::kernels::cuda {
+
+/// A CUDA stream with the scratch memory its calls need. Used by one thread at a time, with the stream's device current.
+class CudaStream final : public Stream {
+ public:
+  /// Room for descriptors: written by the host at `host`, read by kernels at `device` after Upload.
+  class Scratch {
+   public:
+    std::byte* host() const { return static_cast<std::byte*>(host_); }
+    std::byte* device() const { return static_cast<std::byte*>(device_); }
+
+   private:
+    friend class CudaStream;
+    Scratch() = default;
+
+    void* host_ = nullptr;  // pinned
+    void* device_ = nullptr;
+    std::size_t capacity_ = 0;
+    cudaEvent_t last_use_ = nullptr;
+  };
+
+  static absl::StatusOr<std::unique_ptr<CudaStream>> Create(int device);
+  ~CudaStream() override;
+
+  cudaStream_t get() const { return stream_; }
+
+  /// Scratch of at least `size` bytes, aligned to 256, that no earlier call still uses. Waits for the oldest call only
+  /// when very many are under way.
+  absl::StatusOr<Scratch*> AcquireScratch(std::size_t size);
+
+  /// Queues the copy of the first `size` bytes to the device.
+  absl::Status Upload(const Scratch& scratch, std::size_t size);
+
+  /// Says that everything that uses the scratch has been queued.
+  absl::Status Release(Scratch* scratch);
+
+  /// Two zeros in device memory for kernels that count and leave zeros behind.
+  unsigned long long* counters() const { return counters_; }
+
+  /// A word of device memory and one of pinned memory for a kernel's answer.
+  unsigned long long* device_answer() const { return counters_ + 2; }
+  unsigned long long* host_answer() const { return host_answer_; }
+
+ private:
+  explicit CudaStream(int device) : device_(device) {}
+  static void Free(Scratch& scratch);
+
+  int device_;
+  cudaStream_t stream_ = nullptr;
+  unsigned long long* counters_ = nullptr;
+  unsigned long long* host_answer_ = nullptr;
+  std::vector<std::unique_ptr<Scratch>> scratches_;
+  std::size_t oldest_ = 0;
+};
+
+}  // namespace gdpcache::kernels::cuda
+
+#endif  // GDPCACHE_KERNELS_CUDA_CUDA_STREAM_H_

@@ -1,0 +1,131 @@
+#include "kernels/cuda/memory_kernels.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "kernels/cuda/device_types.cuh"
+
+namespace gdpcache::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPieces = 8;  // 16-byte accesses a thread has in flight
+constexpr int kBlocksPerMultiprocessor = 4;
+
+// A part of a state is what a thread block copies at a time, in elements of either width.
+constexpr std::int64_t kPartElements = std::int64_t{kThreads} * kPieces * 4;
+
+__device__ __forceinline__ bool Aligned16(const void* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0;
+}
+
+/// Up to kThreads x kPieces vectors, all loads before the first store.
+__device__ __forceinline__ void CopyVectors(uint4* destination, const uint4* source, std::int64_t vectors) {
+  uint4 held[kPieces];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const std::int64_t index = threadIdx.x + i * kThreads;
+    held[i] = source != nullptr && index < vectors ? __ldcs(source + index) : uint4{0, 0, 0, 0};
+  }
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const std::int64_t index = threadIdx.x + i * kThreads;
+    if (index < vectors) __stcs(destination + index, held[i]);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    CopyStates(LaunchShape shape, const StateCopyDescriptor* copies, std::int64_t count) {
+  const std::int64_t head_elements = static_cast<std::int64_t>(shape.key_dim) * shape.value_dim;
+  const std::int64_t elements = shape.heads * head_elements;
+  const std::int64_t parts = (elements + kPartElements - 1) / kPartElements;
+  for (std::int64_t number = blockIdx.x; number < count * parts; number += gridDim.x) {
+    const StateCopyDescriptor copy = copies[number / parts];
+    const std::int64_t first = number % parts * kPartElements;
+    const std::int64_t part = min(kPartElements, elements - first);
+    const StateReference& to = copy.destination;
+    const StateReference& from = copy.source;
+    const bool zero = from.data == nullptr;
+    const bool raw = zero || to.dtype == from.dtype;
+    const bool dense = to.head_stride == head_elements && (zero || from.head_stride == head_elements);
+    const std::int64_t head = first / head_elements;
+    const bool one_head = first + part <= (head + 1) * head_elements;
+
+    if (raw && (dense || one_head)) {  // one contiguous run of bytes
+      const int size = to.dtype == DataType::kFloat32 ? 4 : 2;
+      const std::int64_t rest = first - head * head_elements;
+      auto* destination = static_cast<std::byte*>(to.data) + (dense ? first : head * to.head_stride + rest) * size;
+      const std::byte* source =
+          zero ? nullptr
+               : static_cast<const std::byte*>(from.data) + (dense ? first : head * from.head_stride + rest) * size;
+      if (destination == source) continue;
+      if (Aligned16(destination) && Aligned16(source) && part * size % 16 == 0) {
+        CopyVectors(reinterpret_cast<uint4*>(destination), reinterpret_cast<const uint4*>(source), part * size / 16);
+        continue;
+      }
+    }
+    for (std::int64_t i = first + threadIdx.x; i < first + part; i += kThreads) {
+      const std::int64_t h = i / head_elements;
+      const std::int64_t rest = i - h * head_elements;
+      const std::int64_t target = h * to.head_stride + rest;
+      const std::int64_t origin = h * from.head_stride + rest;
+      if (zero) {
+        StoreElement(to.data, target, to.dtype, 0.0F);
+      } else if (!raw) {
+        StoreElement(to.data, target, to.dtype, LoadElement(from.data, origin, from.dtype));
+      } else if (to.dtype == DataType::kFloat32) {  // bit for bit, NaN payloads too
+        static_cast<std::uint32_t*>(to.data)[target] = static_cast<const std::uint32_t*>(from.data)[origin];
+      } else {
+        static_cast<std::uint16_t*>(to.data)[target] = static_cast<const std::uint16_t*>(from.data)[origin];
+      }
+    }
+  }
+}
+
+/// Whether any of `count` elements is a NaN or an infinity: all exponent bits set.
+template <typename Bits>
+__device__ bool AnyNonFinite(const Bits* data, std::int64_t count, Bits exponent) {
+  bool found = false;
+  for (std::int64_t i = threadIdx.x; i < count; i += kThreads) found |= (data[i] & exponent) == exponent;
+  return found;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    FindNonFinite(const FiniteCheckDescriptor* ranges, std::int64_t count, unsigned long long* first) {
+  for (std::int64_t n = 0; n < count; ++n) {
+    const FiniteCheckDescriptor range = ranges[n];
+    bool found = false;
+    for (std::int64_t start = blockIdx.x * kPartElements; start < range.elements; start += gridDim.x * kPartElements) {
+      const std::int64_t part = min(kPartElements, range.elements - start);
+      if (range.dtype == DataType::kFloat32) {
+        found |= AnyNonFinite(static_cast<const std::uint32_t*>(range.data) + start, part, std::uint32_t{0x7f800000});
+      } else {
+        const auto exponent = static_cast<std::uint16_t>(range.dtype == DataType::kBFloat16 ? 0x7f80 : 0x7c00);
+        found |= AnyNonFinite(static_cast<const std::uint16_t*>(range.data) + start, part, exponent);
+      }
+    }
+    if (found) atomicMin(first, static_cast<unsigned long long>(n));
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* copies, std::int64_t count,
+                             int multiprocessors, cudaStream_t stream) {
+  const std::int64_t elements = shape.heads * shape.key_dim * shape.value_dim;
+  const std::int64_t parts = count * ((elements + kPartElements - 1) / kPartElements);
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(parts, std::int64_t{kBlocksPerMultiprocessor} * multiprocessors));
+  CopyStates<<<blocks, kThreads, 0, stream>>>(shape, copies, count);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchFindNonFinite(const FiniteCheckDescriptor* ranges, std::int64_t count, unsigned long long* first,
+                                int multiprocessors, cudaStream_t stream) {
+  FindNonFinite<<<kBlocksPerMultiprocessor * multiprocessors, kThreads, 0, stream>>>(ranges, count, first);
+  return cudaGetLastError();
+}
+
+}  // namespace gdpcache::kernels::cuda

@@ -1,0 +1,45 @@
+#ifndef GDPCACHE_KERNELS_CUDA_RECURRENCE_HOPPER_H_
+#define GDPCACHE_KERNELS_CUDA_RECURRENCE_HOPPER_H_
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/descriptors.h"
+
+/// The recurrence for compute capability 9.0: bfloat16 and float16 inputs, chunks of 64, key and value dimensions in
+/// multiples of 8.
+namespace gdpcache::kernels::cuda {
+
+/// Value columns one thread block works on.
+inline constexpr int kHopperValueTile = 64;
+inline constexpr int kHopperChunk = 64;
+
+/// Descriptors that travel with the launch itself instead of being uploaded.
+inline constexpr std::size_t kHopperInlineBytes = 3584;
+
+/// A block of descriptors: three tensor maps (k, w, u) per sequence, then the sequences, longest first, then the
+/// boundaries.
+struct HopperArguments {
+  LaunchShape shape;
+  std::int64_t items = 0;  // sequences x heads x value tiles
+  std::int32_t value_tiles = 0;
+  std::int32_t maps_uploaded = 0;             // the block is in device memory rather than inline
+  const std::byte* uploaded_block = nullptr;  // null: use inline_block
+  std::int64_t sequences_offset = 0;
+  std::int64_t boundaries_offset = 0;
+  unsigned long long* counters = nullptr;  // two zeros; left as zeros
+  alignas(128) std::byte inline_block[kHopperInlineBytes];
+};
+
+/// Whether the kernel covers this shape.
+bool HopperCovers(const LaunchShape& shape);
+
+/// Queues the kernel on `multiprocessors` or fewer thread blocks.
+cudaError_t LaunchHopperRecurrence(const HopperArguments& arguments, int multiprocessors, cudaStream_t stream);
+
+}  // namespace gdpcache::kernels::cuda
+
+#endif  // GDPCACHE_KERNELS_CUDA_RECURRENCE_HOPPER_H_

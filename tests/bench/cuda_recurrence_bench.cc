@@ -1,0 +1,515 @@
+// The CUDA backend on the benchmark shapes: times beside the memory floor and beside recorded times of Megatron-LM's
+// Triton kernel, with a float64 check of sampled columns in the same run.
+//
+//   gdpcache_cuda_bench [--shapes=ABC] [--repeats=N]
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/cuda_stream.h"
+#include "tests/reference/numbers.h"
+
+namespace gdpcache {
+namespace {
+
+using kernels::Backend;
+using kernels::BoundaryStore;
+using kernels::Buffer;
+using kernels::ByteCopy;
+using kernels::DataType;
+using kernels::MemoryKind;
+using kernels::RecurrenceShape;
+using kernels::Sequence;
+using kernels::StateCopy;
+using kernels::StateView;
+using kernels::Stream;
+
+constexpr double kBytesPerMicrosecond = 4.3e6;  // of the H200, reads plus writes
+constexpr std::size_t kPoolElements = std::size_t{1} << 23;
+constexpr std::size_t kMinRotationBytes = std::size_t{400} << 20;  // several times the L2 cache
+
+#define CHECK_OK(expression)                                                        \
+  do {                                                                              \
+    const auto check_status = (expression);                                         \
+    if (!check_status.ok()) {                                                       \
+      std::fprintf(stderr, "%s: %s\n", #expression, StatusText(check_status).c_str()); \
+      std::exit(1);                                                                 \
+    }                                                                               \
+  } while (false)
+
+#define CHECK_CUDA(expression)                                                             \
+  do {                                                                                     \
+    if (const cudaError_t check_error = (expression); check_error != cudaSuccess) {        \
+      std::fprintf(stderr, "%s: %s\n", #expression, cudaGetErrorString(check_error));      \
+      std::exit(1);                                                                        \
+    }                                                                                      \
+  } while (false)
+
+std::string StatusText(const absl::Status& status) { return status.ToString(); }
+
+template <typename T>
+T Take(absl::StatusOr<T> value) {
+  CHECK_OK(value.status());
+  return *std::move(value);
+}
+
+/// What has to be reached, and for what.
+enum class Kind { kMemory, kShort, kLatency, kWide };
+
+struct BenchShape {
+  char name;
+  std::vector<std::int64_t> tokens;  // per sequence, before expansion
+  std::int64_t num_householder;
+  std::int64_t heads;
+  std::int64_t key_dim;
+  std::int64_t value_dim;
+  Kind kind;
+  double triton_us[2];  // boundary states in float32, bfloat16
+};
+
+std::vector<std::int64_t> Equal(std::int64_t count, std::int64_t tokens) {
+  return std::vector<std::int64_t>(static_cast<std::size_t>(count), tokens);
+}
+
+std::vector<BenchShape> Shapes() {
+  return {
+      {'A', Equal(1, 8192), 1, 32, 128, 128, Kind::kMemory, {179, 162}},
+      {'B', Equal(1, 32768), 1, 32, 128, 128, Kind::kMemory, {686, 622}},
+      {'C', Equal(32, 1024), 1, 32, 128, 128, Kind::kMemory, {694, 722}},
+      {'D', Equal(8, 1024), 2, 32, 128, 128, Kind::kMemory, {274, 332}},
+      {'E', Equal(4, 2048), 4, 32, 128, 128, Kind::kMemory, {492, 593}},
+      {'F', Equal(1, 8192), 1, 8, 128, 128, Kind::kLatency, {177, 156}},
+      {'G', Equal(64, 128), 1, 16, 128, 128, Kind::kShort, {117, 101}},
+      {'H', Equal(1, 8192), 1, 8, 256, 256, Kind::kWide, {323, 282}},
+      {'I', Equal(16, 512), 1, 64, 64, 64, Kind::kMemory, {123, 103}},
+      {'J', {4096, 17, 1000, 64, 2049, 1, 777, 513}, 2, 32, 128, 128, Kind::kMemory, {274, 242}},
+      {'K', Equal(1, 131072), 1, 4, 128, 128, Kind::kLatency, {2766, 2408}},
+      {'L', Equal(256, 1), 1, 32, 128, 128, Kind::kShort, {807, 710}},
+      {'M', Equal(16, 2048), 1, 32, 128, 128, Kind::kMemory, {610, 474}},
+      {'N', Equal(1, 4096), 3, 32, 128, 64, Kind::kLatency, {231, 223}},
+      {'O', Equal(8, 1024), 3, 32, 128, 64, Kind::kMemory, {249, 195}},
+      {'P', Equal(256, 1), 3, 32, 128, 64, Kind::kShort, {607, 381}},
+      {'Q', Equal(1, 4096), 3, 8, 128, 64, Kind::kLatency, {241, 222}},
+  };
+}
+
+/// Random values that every tensor of a kind repeats, so that a host copy of any element is at hand.
+struct Pool {
+  std::vector<std::byte> host;
+  Buffer device;
+  DataType dtype;
+
+  double operator[](std::size_t index) const {
+    return testing::Decode(dtype, host.data() + index % kPoolElements * ByteSize(dtype));
+  }
+};
+
+class Bench {
+ public:
+  explicit Bench(int repeats)
+      : repeats_(repeats), backend_(Take(kernels::CreateCudaBackend(0))), stream_(Take(backend_->CreateStream())) {
+    queue_ = static_cast<kernels::cuda::CudaStream&>(*stream_).get();
+    std::mt19937_64 random(20240611);
+    std::normal_distribution<double> normal;
+    keys_ = MakePool(DataType::kBFloat16, [&] { return normal(random) / std::sqrt(128.0); });
+    weights_ = MakePool(DataType::kBFloat16, [&] { return 0.3 * normal(random) / std::sqrt(128.0); });
+    values_ = MakePool(DataType::kBFloat16, [&] { return normal(random); });
+    std::printf("%s\n", backend_->device_info().device.c_str());
+  }
+
+  void RunShape(const BenchShape& shape);
+  void StateCopies();
+  void SmallCall();
+  void Summary() const;
+
+ private:
+  /// One set of tensors of a shape.
+  struct Set {
+    Buffer k, w, u, g, v_new, h, slots, singles;
+    std::vector<std::vector<BoundaryStore>> boundaries;
+    std::vector<Sequence> sequences;
+  };
+
+  template <typename Draw>
+  Pool MakePool(DataType dtype, Draw draw) {
+    Pool pool{std::vector<std::byte>(kPoolElements * ByteSize(dtype)), {}, dtype};
+    for (std::size_t i = 0; i < kPoolElements; ++i) testing::Encode(dtype, draw(), &pool.host[i * ByteSize(dtype)]);
+    pool.device = Take(backend_->Allocate(pool.host.size(), MemoryKind::kDevice));
+    CHECK_OK(backend_->CopyBytes({{pool.device.data(), pool.host.data(), pool.host.size()}}, *stream_));
+    return pool;
+  }
+
+  Buffer Filled(const Pool& pool, std::int64_t elements) {
+    const std::size_t size = static_cast<std::size_t>(elements * ByteSize(pool.dtype));
+    Buffer buffer = Take(backend_->Allocate(size, MemoryKind::kDevice));
+    for (std::size_t at = 0; at < size; at += pool.host.size()) {
+      CHECK_OK(backend_->CopyBytes(
+          {{buffer.bytes() + at, pool.device.data(), std::min(pool.host.size(), size - at)}}, *stream_));
+    }
+    return buffer;
+  }
+
+  Set MakeSet(const BenchShape& shape, DataType states_dtype, bool all);
+  void ResetSlots(const BenchShape& shape, Set& set);
+  double MedianMicroseconds(const RecurrenceShape& shape, std::vector<Set>& sets);
+  double Check(const BenchShape& shape, DataType states_dtype, Set& set);
+
+  int repeats_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Stream> stream_;
+  cudaStream_t queue_;
+  Pool keys_, weights_, values_;
+  double log_speedups_ = 0;
+  int timed_ = 0;
+  int slower_ = 0;
+  int bars_ = 0;
+  int bars_met_ = 0;
+};
+
+RecurrenceShape Shape(const BenchShape& shape) {
+  return {shape.heads, shape.key_dim, shape.value_dim, shape.num_householder, 64, DataType::kBFloat16};
+}
+
+double Decay(std::int64_t token_in_chunk) { return -0.02 * static_cast<double>(token_in_chunk + 1); }
+
+Bench::Set Bench::MakeSet(const BenchShape& shape, DataType states_dtype, bool all) {
+  const std::int64_t H = shape.heads;
+  const std::int64_t state = H * shape.key_dim * shape.value_dim;
+  std::int64_t tokens = 0;
+  std::int64_t boundaries = 0;
+  for (const std::int64_t length : shape.tokens) {
+    tokens += length * shape.num_householder;
+    boundaries += (length + 63) / 64;
+  }
+  const auto sequences = static_cast<std::int64_t>(shape.tokens.size());
+  Set set;
+  set.k = Filled(keys_, tokens * H * shape.key_dim);
+  set.w = Filled(weights_, tokens * H * shape.key_dim);
+  set.u = Filled(values_, tokens * H * shape.value_dim);
+  set.g = Take(backend_->Allocate(static_cast<std::size_t>(tokens * H * 4), MemoryKind::kDevice));
+  set.v_new = Take(backend_->Allocate(static_cast<std::size_t>(tokens * H * shape.value_dim * 2), MemoryKind::kDevice));
+  set.slots = Take(backend_->Allocate(static_cast<std::size_t>(sequences * state * 4), MemoryKind::kDevice));
+  if (all) {
+    set.h = Take(backend_->Allocate(static_cast<std::size_t>(boundaries * state * ByteSize(states_dtype)),
+                                    MemoryKind::kDevice));
+  } else {
+    set.singles = Take(backend_->Allocate(static_cast<std::size_t>(sequences * 3 * state * 4), MemoryKind::kDevice));
+  }
+  std::vector<float> g;
+  g.reserve(static_cast<std::size_t>(tokens * H));
+  std::int64_t token = 0;
+  std::int64_t boundary = 0;
+  std::int64_t n = 0;
+  set.boundaries.resize(shape.tokens.size());
+  for (const std::int64_t length : shape.tokens) {
+    const std::int64_t expanded = length * shape.num_householder;
+    for (std::int64_t t = 0; t < expanded; ++t) {
+      for (std::int64_t head = 0; head < H; ++head) g.push_back(static_cast<float>(Decay(t % 64)));
+    }
+    Sequence sequence;
+    sequence.length = expanded;
+    sequence.k = set.k.bytes() + token * H * shape.key_dim * 2;
+    sequence.w = set.w.bytes() + token * H * shape.key_dim * 2;
+    sequence.u = set.u.bytes() + token * H * shape.value_dim * 2;
+    sequence.g = reinterpret_cast<float*>(set.g.bytes()) + token * H;
+    sequence.v_new = set.v_new.bytes() + token * H * shape.value_dim * 2;
+    sequence.slot = {set.slots.bytes() + n * state * 4, DataType::kFloat32, shape.key_dim * shape.value_dim};
+    sequence.initial_state = sequence.slot;
+    const std::int64_t count = (length + 63) / 64;
+    if (all) {
+      sequence.all_boundaries = {set.h.bytes() + boundary * state * ByteSize(states_dtype), states_dtype,
+                                 shape.key_dim * shape.value_dim};
+    } else {
+      auto& stores = set.boundaries[static_cast<std::size_t>(n)];
+      for (std::int64_t i = 0; i < std::min<std::int64_t>(3, count); ++i) {
+        stores.push_back({i * (count / 3), {set.singles.bytes() + (n * 3 + i) * state * 4, DataType::kFloat32,
+                                            shape.key_dim * shape.value_dim}});
+      }
+      sequence.boundaries = stores;
+    }
+    set.sequences.push_back(sequence);
+    token += expanded;
+    boundary += count;
+    ++n;
+  }
+  CHECK_OK(backend_->CopyBytes({{set.g.data(), g.data(), g.size() * 4}}, *stream_));
+  CHECK_OK(backend_->ZeroBytes({{set.slots.data(), set.slots.size()}}, *stream_));
+  CHECK_OK(backend_->Synchronize(*stream_));
+  return set;
+}
+
+double Bench::MedianMicroseconds(const RecurrenceShape& shape, std::vector<Set>& sets) {
+  std::vector<std::pair<cudaEvent_t, cudaEvent_t>> events(static_cast<std::size_t>(repeats_));
+  for (auto& [start, stop] : events) {
+    CHECK_CUDA(cudaEventCreate(&start));
+    CHECK_CUDA(cudaEventCreate(&stop));
+  }
+  for (int i = 0; i < 3; ++i) {
+    CHECK_OK(backend_->RunRecurrence(shape, sets[static_cast<std::size_t>(i) % sets.size()].sequences, *stream_));
+  }
+  std::size_t next = 3;
+  for (auto& [start, stop] : events) {
+    CHECK_CUDA(cudaEventRecord(start, queue_));
+    CHECK_OK(backend_->RunRecurrence(shape, sets[next++ % sets.size()].sequences, *stream_));
+    CHECK_CUDA(cudaEventRecord(stop, queue_));
+  }
+  CHECK_OK(backend_->Synchronize(*stream_));
+  std::vector<float> times;
+  for (auto& [start, stop] : events) {
+    float milliseconds = 0;
+    CHECK_CUDA(cudaEventElapsedTime(&milliseconds, start, stop));
+    times.push_back(milliseconds * 1000);
+    CHECK_CUDA(cudaEventDestroy(start));
+    CHECK_CUDA(cudaEventDestroy(stop));
+  }
+  std::nth_element(times.begin(), times.begin() + repeats_ / 2, times.end());
+  return times[static_cast<std::size_t>(repeats_ / 2)];
+}
+
+/// The largest relative error of two columns of one (sequence, head): every boundary sampled, all of v_new, the slot.
+double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
+  const std::int64_t H = shape.heads;
+  const std::int64_t K = shape.key_dim;
+  const std::int64_t V = shape.value_dim;
+  CHECK_OK(backend_->ZeroBytes({{set.slots.data(), set.slots.size()},
+                                {set.v_new.data(), set.v_new.size()},
+                                {set.h.data(), set.h.size()}},
+                               *stream_));
+  CHECK_OK(backend_->RunRecurrence(Shape(shape), set.sequences, *stream_));
+  CHECK_OK(backend_->Synchronize(*stream_));
+
+  const std::size_t n = set.sequences.size() > 2 ? 2 : 0;
+  const Sequence& sequence = set.sequences[n];
+  const std::int64_t head = H - 1;
+  const std::int64_t columns[2] = {0, V - 3};
+  const std::int64_t length = std::min<std::int64_t>(sequence.length, 8192);
+  const auto first_row = static_cast<std::size_t>(
+      (static_cast<const std::byte*>(sequence.k) - set.k.bytes()) / (H * K * 2));
+  std::vector<double> state(static_cast<std::size_t>(2 * K));
+  std::vector<double> x(128);
+  std::vector<double> exact_v, exact_h, exact_slot, v_new, h, slot;
+  std::vector<std::byte> boundary_bytes(static_cast<std::size_t>(K * V * ByteSize(states_dtype)));
+  const auto compare_state = [&](const std::byte* from, DataType dtype, std::vector<double>& exact,
+                                 std::vector<double>& actual) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(K * V * ByteSize(dtype)));
+    CHECK_OK(backend_->CopyBytes({{bytes.data(), from, bytes.size()}}, *stream_));
+    CHECK_OK(backend_->Synchronize(*stream_));
+    for (std::int64_t key = 0; key < K; ++key) {
+      for (std::size_t i = 0; i < 2; ++i) {
+        exact.push_back(state[static_cast<std::size_t>(key) * 2 + i]);
+        actual.push_back(testing::Decode(dtype, &bytes[static_cast<std::size_t>((key * V + columns[i]) * ByteSize(dtype))]));
+      }
+    }
+  };
+  std::vector<std::byte> v_bytes(static_cast<std::size_t>(sequence.length * H * V * 2));
+  CHECK_OK(backend_->CopyBytes({{v_bytes.data(), sequence.v_new, v_bytes.size()}}, *stream_));
+  CHECK_OK(backend_->Synchronize(*stream_));
+
+  for (std::int64_t c = 0; c * 64 < length; ++c) {
+    const std::int64_t rows = std::min<std::int64_t>(64, length - c * 64);
+    if (c % shape.num_householder == 0 && c / shape.num_householder % 16 == 0) {
+      const std::int64_t boundary = c / shape.num_householder;
+      compare_state(static_cast<const std::byte*>(sequence.all_boundaries.data) +
+                        (boundary * H + head) * K * V * ByteSize(states_dtype),
+                    states_dtype, exact_h, h);
+    }
+    const double g_last = static_cast<double>(static_cast<float>(Decay(rows - 1)));
+    for (std::int64_t t = 0; t < rows; ++t) {
+      const std::size_t row = (first_row + static_cast<std::size_t>(c * 64 + t)) * static_cast<std::size_t>(H) +
+                              static_cast<std::size_t>(head);
+      for (std::size_t i = 0; i < 2; ++i) {
+        double sum = values_[row * static_cast<std::size_t>(V) + static_cast<std::size_t>(columns[i])];
+        for (std::size_t key = 0; key < static_cast<std::size_t>(K); ++key) {
+          sum -= weights_[row * static_cast<std::size_t>(K) + key] * state[key * 2 + i];
+        }
+        exact_v.push_back(sum);
+        v_new.push_back(testing::Decode(
+            DataType::kBFloat16, &v_bytes[static_cast<std::size_t>((((c * 64 + t) * H + head) * V + columns[i]) * 2)]));
+        x[static_cast<std::size_t>(t) * 2 + i] = sum * std::exp2(g_last - static_cast<double>(static_cast<float>(Decay(t))));
+      }
+    }
+    for (double& s : state) s *= std::exp2(g_last);
+    for (std::int64_t t = 0; t < rows; ++t) {
+      const std::size_t row = (first_row + static_cast<std::size_t>(c * 64 + t)) * static_cast<std::size_t>(H) +
+                              static_cast<std::size_t>(head);
+      for (std::size_t key = 0; key < static_cast<std::size_t>(K); ++key) {
+        const double value = keys_[row * static_cast<std::size_t>(K) + key];
+        for (std::size_t i = 0; i < 2; ++i) state[key * 2 + i] += value * x[static_cast<std::size_t>(t) * 2 + i];
+      }
+    }
+  }
+  double worst = std::max(testing::RelativeError(v_new, exact_v), testing::RelativeError(h, exact_h));
+  if (length == sequence.length) {
+    compare_state(static_cast<const std::byte*>(sequence.slot.data) + head * K * V * 4, DataType::kFloat32, exact_slot,
+                  slot);
+    worst = std::max(worst, testing::RelativeError(slot, exact_slot));
+  }
+  return worst;
+}
+
+void Bench::RunShape(const BenchShape& shape) {
+  double bytes = 0;
+  double boundaries = 0;
+  double steps = 0;
+  const auto H = static_cast<double>(shape.heads);
+  const auto K = static_cast<double>(shape.key_dim);
+  const auto V = static_cast<double>(shape.value_dim);
+  for (const std::int64_t length : shape.tokens) {
+    const auto expanded = static_cast<double>(length * shape.num_householder);
+    bytes += expanded * H * (4 * K + 4 * V + 4) + 8 * H * K * V;
+    boundaries += std::ceil(static_cast<double>(length) / 64) * H * K * V;
+    steps = std::max(steps, std::ceil(expanded / 64));
+  }
+  const bool latency = shape.kind == Kind::kLatency || shape.kind == Kind::kWide;
+  for (int variant = 0; variant < (latency ? 3 : 2); ++variant) {
+    const bool all = variant < 2;
+    const DataType states_dtype = variant == 1 ? DataType::kBFloat16 : DataType::kFloat32;
+    const double total = bytes + (all ? boundaries * static_cast<double>(ByteSize(states_dtype)) : 12 * H * K * V);
+    std::vector<Set> sets;
+    const auto count = static_cast<std::size_t>(
+        std::clamp(std::ceil(static_cast<double>(kMinRotationBytes) / total), 2.0, 16.0));
+    for (std::size_t i = 0; i < count; ++i) sets.push_back(MakeSet(shape, states_dtype, all));
+    const double error = all ? Check(shape, states_dtype, sets[0]) : 0;
+    const double time = MedianMicroseconds(Shape(shape), sets);
+    const double floor = total / kBytesPerMicrosecond;
+    double bar = shape.kind == Kind::kMemory ? 1.2 * floor : 1.3 * floor;
+    if (shape.kind == Kind::kLatency) bar = steps * (all ? 0.75 : 0.6);
+    if (shape.kind == Kind::kWide) bar = steps * 1.2;
+    const bool met = time <= bar;
+    bars_met_ += met ? 1 : 0;
+    ++bars_;
+    std::printf("%c %-7s %8.1f us  floor %7.1f  ratio %5.2f  per step %6.3f us", shape.name,
+                !all ? "3 f32" : variant == 0 ? "f32" : "bf16", time, floor, time / floor, time / steps);
+    if (all) {
+      const double triton = shape.triton_us[variant];
+      std::printf("  Triton %6.0f  speed-up %5.2f  error %.1e", triton, triton / time, error);
+      log_speedups_ += std::log(triton / time);
+      ++timed_;
+      slower_ += time > triton ? 1 : 0;
+    }
+    std::printf("  bar %7.1f %s\n", bar, met ? "met" : "MISSED");
+    std::fflush(stdout);
+  }
+}
+
+void Bench::StateCopies() {
+  const RecurrenceShape shape{32, 128, 128, 1, 64, DataType::kBFloat16};
+  constexpr std::int64_t kState = std::int64_t{32} * 128 * 128;
+  for (const std::int64_t states : {8, 32, 256}) {
+    const std::size_t size = static_cast<std::size_t>(states * kState * 4);
+    const Buffer source = Take(backend_->Allocate(2 * size, MemoryKind::kDevice));
+    const Buffer destination = Take(backend_->Allocate(2 * size, MemoryKind::kDevice));
+    CHECK_OK(backend_->ZeroBytes({{source.data(), source.size()}, {destination.data(), destination.size()}}, *stream_));
+    // Every second state of a pool twice as large, in reverse, as slots are.
+    std::vector<StateCopy> copies;
+    for (std::int64_t i = 0; i < states; ++i) {
+      copies.push_back({{destination.bytes() + (states - 1 - i) * 2 * kState * 4, DataType::kFloat32, 128 * 128},
+                        {source.bytes() + i * 2 * kState * 4, DataType::kFloat32, 128 * 128}});
+    }
+    const auto time = [&](auto&& work) {
+      std::vector<float> times;
+      cudaEvent_t start = nullptr;
+      cudaEvent_t stop = nullptr;
+      CHECK_CUDA(cudaEventCreate(&start));
+      CHECK_CUDA(cudaEventCreate(&stop));
+      for (int i = 0; i < repeats_ + 3; ++i) {
+        CHECK_CUDA(cudaEventRecord(start, queue_));
+        work();
+        CHECK_CUDA(cudaEventRecord(stop, queue_));
+        CHECK_OK(backend_->Synchronize(*stream_));
+        float milliseconds = 0;
+        CHECK_CUDA(cudaEventElapsedTime(&milliseconds, start, stop));
+        if (i >= 3) times.push_back(milliseconds * 1000);
+      }
+      CHECK_CUDA(cudaEventDestroy(start));
+      CHECK_CUDA(cudaEventDestroy(stop));
+      std::nth_element(times.begin(), times.begin() + repeats_ / 2, times.end());
+      return static_cast<double>(times[static_cast<std::size_t>(repeats_ / 2)]);
+    };
+    const double ours = time([&] { CHECK_OK(backend_->CopyStates(shape, copies, *stream_)); });
+    const double plain =
+        time([&] { CHECK_OK(backend_->CopyBytes({{destination.data(), source.data(), size}}, *stream_)); });
+    std::printf("state copies, %4zu MB: %7.1f us, %5.2f TB/s; one cudaMemcpy of that size %7.1f us, %5.2f TB/s\n",
+                size >> 20, ours, 2 * static_cast<double>(size) / ours * 1e-6, plain,
+                2 * static_cast<double>(size) / plain * 1e-6);
+  }
+}
+
+void Bench::SmallCall() {
+  const BenchShape small{'-', {64}, 1, 1, 128, 128, Kind::kShort, {1, 1}};
+  Set set = MakeSet(small, DataType::kFloat32, true);
+  std::vector<double> times;
+  for (int i = 0; i < 300; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    CHECK_OK(backend_->RunRecurrence(Shape(small), set.sequences, *stream_));
+    CHECK_OK(backend_->Synchronize(*stream_));
+    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::nth_element(times.begin(), times.begin() + 150, times.end());
+  std::printf("nearly empty call, launch to completion: %.1f us\n", times[150]);
+
+  const BenchShape many{'-', Equal(256, 1), 1, 32, 128, 128, Kind::kShort, {1, 1}};
+  Set batch = MakeSet(many, DataType::kFloat32, true);
+  times.clear();
+  for (int i = 0; i < 21; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    CHECK_OK(backend_->RunRecurrence(Shape(many), batch.sequences, *stream_));
+    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+    CHECK_OK(backend_->Synchronize(*stream_));
+  }
+  std::nth_element(times.begin(), times.begin() + 10, times.end());
+  std::printf("host time to queue 256 sequences: %.1f us\n", times[10]);
+}
+
+void Bench::Summary() const {
+  if (timed_ == 0) return;
+  std::printf("geometric mean speed-up %.2f over %d, slower on %d; bars met %d of %d\n", std::exp(log_speedups_ / timed_),
+              timed_, slower_, bars_met_, bars_);
+}
+
+int Main(int argc, char** argv) {
+  std::string wanted;
+  int repeats = 31;
+  bool only_shapes = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument.rfind("--shapes=", 0) == 0) {
+      wanted = argument.substr(9);
+      only_shapes = true;
+    } else if (argument.rfind("--repeats=", 0) == 0) {
+      repeats = std::max(1, std::atoi(argument.c_str() + 10));
+    } else {
+      std::fprintf(stderr, "usage: %s [--shapes=ABC] [--repeats=N]\n", argv[0]);
+      return 2;
+    }
+  }
+  Bench bench(repeats);
+  for (const BenchShape& shape : Shapes()) {
+    if (wanted.empty() || wanted.find(shape.name) != std::string::npos) bench.RunShape(shape);
+  }
+  bench.Summary();
+  if (!only_shapes) {
+    bench.StateCopies();
+    bench.SmallCall();
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace gdpcache
+
+int main(int argc, char** argv) { return gdpcache::Main(argc, argv); }
