@@ -29,15 +29,12 @@ StateReference Reference(const ConstStateView& view) {
 }
 
 LaunchShape ToLaunchShape(const RecurrenceShape& shape) {
-  return {shape.heads,
-          static_cast<std::int32_t>(shape.key_dim),
-          static_cast<std::int32_t>(shape.value_dim),
-          shape.num_householder,
-          static_cast<std::int32_t>(shape.chunk_size),
-          shape.input_dtype};
+  return {
+      shape.heads,           static_cast<std::int32_t>(shape.key_dim),    static_cast<std::int32_t>(shape.value_dim),
+      shape.num_householder, static_cast<std::int32_t>(shape.chunk_size), shape.input_dtype};
 }
 
-SequenceDescriptor Describe(const Sequence& sequence, std::int64_t first_boundary) {
+SequenceDescriptor Describe(const Sequence& sequence, DataType input_dtype, std::int32_t first_boundary) {
   SequenceDescriptor descriptor;
   descriptor.length = sequence.length;
   descriptor.k = sequence.k;
@@ -51,6 +48,10 @@ SequenceDescriptor Describe(const Sequence& sequence, std::int64_t first_boundar
   descriptor.all_boundaries = Reference(sequence.all_boundaries);
   descriptor.first_boundary = first_boundary;
   descriptor.boundary_count = static_cast<std::int32_t>(sequence.boundaries.size());
+  const bool packed = (sequence.all_boundaries.data == nullptr || sequence.all_boundaries.dtype == input_dtype) &&
+                      std::all_of(sequence.boundaries.begin(), sequence.boundaries.end(),
+                                  [&](const BoundaryStore& store) { return store.destination.dtype == input_dtype; });
+  descriptor.packed_boundaries = packed && input_dtype != DataType::kFloat32 ? 1 : 0;
   // An update in place of no tokens leaves the slot as it is, bit for bit.
   const StateReference& initial = descriptor.initial_state;
   StateReference& slot = descriptor.slot;
@@ -101,10 +102,12 @@ class CudaBackend final : public Backend {
 
   absl::Status MakeCurrent() const;
   /// Gives the sequence its tensor maps where its operands can have them.
-  absl::Status EncodeMaps(const LaunchShape& shape, std::int32_t map_index, CUtensorMap* maps,
+  absl::Status EncodeMaps(const LaunchShape& shape, int value_tile, std::int32_t map_index, CUtensorMap* maps,
                           SequenceDescriptor& sequence) const;
+
+  /// Writes the launch's descriptor block; `value_tile` is 0 for a launch without tensor maps.
   absl::Status FillBlock(const LaunchShape& shape, const std::vector<const Sequence*>& sequences,
-                         const BlockLayout& layout, std::byte* block, bool with_maps) const;
+                         const BlockLayout& layout, std::byte* block, int value_tile) const;
   absl::Status RunHopper(const LaunchShape& shape, const std::vector<const Sequence*>& sequences,
                          std::size_t boundaries, CudaStream& stream) const;
   absl::Status RunGeneric(const LaunchShape& shape, const std::vector<const Sequence*>& sequences,
@@ -155,8 +158,8 @@ absl::StatusOr<Buffer> CudaBackend::Allocate(std::size_t size, MemoryKind kind) 
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
   void* data = nullptr;
   if (size > 0) {
-    const cudaError_t error = kind == MemoryKind::kDevice ? cudaMalloc(&data, size)
-                                                          : cudaHostAlloc(&data, size, cudaHostAllocPortable);
+    const cudaError_t error =
+        kind == MemoryKind::kDevice ? cudaMalloc(&data, size) : cudaHostAlloc(&data, size, cudaHostAllocPortable);
     if (error != cudaSuccess) {
       return ToStatus(error, absl::StrCat("allocating ", size, " bytes of ",
                                           kind == MemoryKind::kDevice ? "device" : "pinned host", " memory"));
@@ -180,18 +183,24 @@ absl::StatusOr<std::unique_ptr<Stream>> CudaBackend::CreateStream() {
   return CudaStream::Create(device_);
 }
 
-absl::Status CudaBackend::EncodeMaps(const LaunchShape& shape, std::int32_t map_index, CUtensorMap* maps,
-                                     SequenceDescriptor& sequence) const {
-  const std::pair<const void*, std::int64_t> tensors[kMapsPerSequence] = {
-      {sequence.k, shape.key_dim}, {sequence.w, shape.key_dim}, {sequence.u, shape.value_dim}};
+absl::Status CudaBackend::EncodeMaps(const LaunchShape& shape, int value_tile, std::int32_t map_index,
+                                     CUtensorMap* maps, SequenceDescriptor& sequence) const {
+  struct Operand {
+    const void* data;
+    std::int64_t width;
+    int box_columns;
+  };
+  const Operand operands[kMapsPerSequence] = {
+      {sequence.k, shape.key_dim, 64}, {sequence.w, shape.key_dim, 64}, {sequence.u, shape.value_dim, value_tile}};
   if (sequence.length == 0) return absl::OkStatus();
-  for (const auto& [data, width] : tensors) {
-    if (!TensorMapEncoder::CanEncode(data, sequence.length, width)) return absl::OkStatus();
+  for (const Operand& operand : operands) {
+    if (!TensorMapEncoder::CanEncode(operand.data, sequence.length, operand.width)) return absl::OkStatus();
   }
   sequence.map_index = map_index;
   CUtensorMap* map = maps + map_index;
-  for (const auto& [data, width] : tensors) {
-    if (absl::Status status = encoder_->Encode(map++, data, shape.input_dtype, sequence.length, shape.heads, width);
+  for (const Operand& operand : operands) {
+    if (absl::Status status = encoder_->Encode(map++, operand.data, shape.input_dtype, sequence.length, shape.heads,
+                                               operand.width, operand.box_columns);
         !status.ok()) {
       return status;
     }
@@ -200,16 +209,16 @@ absl::Status CudaBackend::EncodeMaps(const LaunchShape& shape, std::int32_t map_
 }
 
 absl::Status CudaBackend::FillBlock(const LaunchShape& shape, const std::vector<const Sequence*>& sequences,
-                                    const BlockLayout& layout, std::byte* block, bool with_maps) const {
+                                    const BlockLayout& layout, std::byte* block, int value_tile) const {
   auto* maps = reinterpret_cast<CUtensorMap*>(block);
   auto* descriptors = reinterpret_cast<SequenceDescriptor*>(block + layout.sequences_offset);
   auto* boundaries = reinterpret_cast<BoundaryDescriptor*>(block + layout.boundaries_offset);
-  std::int64_t boundary_count = 0;
+  std::int32_t boundary_count = 0;
   for (std::size_t n = 0; n < sequences.size(); ++n) {
-    SequenceDescriptor descriptor = Describe(*sequences[n], boundary_count);
-    if (with_maps) {
+    SequenceDescriptor descriptor = Describe(*sequences[n], shape.input_dtype, boundary_count);
+    if (value_tile != 0) {
       const auto map_index = static_cast<std::int32_t>(n) * kMapsPerSequence;
-      if (absl::Status status = EncodeMaps(shape, map_index, maps, descriptor); !status.ok()) return status;
+      if (absl::Status status = EncodeMaps(shape, value_tile, map_index, maps, descriptor); !status.ok()) return status;
     }
     descriptors[n] = descriptor;
     for (const BoundaryStore& store : sequences[n]->boundaries) {
@@ -224,22 +233,25 @@ absl::Status CudaBackend::RunHopper(const LaunchShape& shape, const std::vector<
   const BlockLayout layout = LayOut(sequences.size() * kMapsPerSequence, sequences.size(), boundaries);
   HopperArguments arguments;
   arguments.shape = shape;
-  arguments.value_tiles = (shape.value_dim + kHopperValueTile - 1) / kHopperValueTile;
+  arguments.value_tile = HopperValueTile(shape, static_cast<std::int64_t>(sequences.size()), multiprocessors_);
+  arguments.value_tiles = (shape.value_dim + arguments.value_tile - 1) / arguments.value_tile;
   arguments.items = static_cast<std::int64_t>(sequences.size()) * shape.heads * arguments.value_tiles;
   arguments.sequences_offset = static_cast<std::int64_t>(layout.sequences_offset);
   arguments.boundaries_offset = static_cast<std::int64_t>(layout.boundaries_offset);
+  arguments.incoming_buffers = HopperIncomingBuffers(shape);
   arguments.counters = stream.counters();
   if (layout.size <= kHopperInlineBytes) {
-    if (absl::Status status = FillBlock(shape, sequences, layout, arguments.inline_block, true); !status.ok()) {
+    if (absl::Status status = FillBlock(shape, sequences, layout, arguments.inline_block, arguments.value_tile);
+        !status.ok()) {
       return status;
     }
     return ToStatus(LaunchHopperRecurrence(arguments, multiprocessors_, stream.get()), "launching the recurrence");
   }
   absl::StatusOr<CudaStream::Scratch*> scratch = stream.AcquireScratch(layout.size);
   if (!scratch.ok()) return scratch.status();
-  if (absl::Status status = FillBlock(shape, sequences, layout, (*scratch)->host(), true); !status.ok()) return status;
+  if (absl::Status status = FillBlock(shape, sequences, layout, (*scratch)->host(), arguments.value_tile); !status.ok())
+    return status;
   if (absl::Status status = stream.Upload(**scratch, layout.size); !status.ok()) return status;
-  arguments.maps_uploaded = 1;
   arguments.uploaded_block = (*scratch)->device();
   const absl::Status launched =
       ToStatus(LaunchHopperRecurrence(arguments, multiprocessors_, stream.get()), "launching the recurrence");
@@ -252,7 +264,7 @@ absl::Status CudaBackend::RunGeneric(const LaunchShape& shape, const std::vector
   const BlockLayout layout = LayOut(0, sequences.size(), boundaries);
   absl::StatusOr<CudaStream::Scratch*> scratch = stream.AcquireScratch(layout.size);
   if (!scratch.ok()) return scratch.status();
-  if (absl::Status status = FillBlock(shape, sequences, layout, (*scratch)->host(), false); !status.ok()) return status;
+  if (absl::Status status = FillBlock(shape, sequences, layout, (*scratch)->host(), 0); !status.ok()) return status;
   if (absl::Status status = stream.Upload(**scratch, layout.size); !status.ok()) return status;
   const std::byte* block = (*scratch)->device();
   const absl::Status launched = ToStatus(
@@ -274,7 +286,7 @@ absl::Status CudaBackend::RunRecurrence(const RecurrenceShape& shape, absl::Span
   order.reserve(sequences.size());
   std::size_t boundaries = 0;
   for (const Sequence& sequence : sequences) {
-    if (!HasWork(Describe(sequence, 0))) continue;
+    if (!HasWork(Describe(sequence, shape.input_dtype, 0))) continue;
     order.push_back(&sequence);
     boundaries += sequence.boundaries.size();
   }
@@ -290,8 +302,7 @@ absl::Status CudaBackend::RunRecurrence(const RecurrenceShape& shape, absl::Span
   return RunGeneric(launch_shape, order, boundaries, cuda_stream);
 }
 
-absl::Status CudaBackend::CopyStates(const RecurrenceShape& shape, absl::Span<const StateCopy> copies,
-                                     Stream& stream) {
+absl::Status CudaBackend::CopyStates(const RecurrenceShape& shape, absl::Span<const StateCopy> copies, Stream& stream) {
   if (absl::Status status = ValidateRecurrence(shape, {}); !status.ok()) return status;
   if (copies.empty()) return absl::OkStatus();
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
@@ -304,11 +315,10 @@ absl::Status CudaBackend::CopyStates(const RecurrenceShape& shape, absl::Span<co
     descriptors[i] = {Reference(copies[i].destination), Reference(copies[i].source)};
   }
   if (absl::Status status = cuda_stream.Upload(**scratch, size); !status.ok()) return status;
-  const absl::Status launched =
-      ToStatus(LaunchCopyStates(ToLaunchShape(shape),
-                                reinterpret_cast<const StateCopyDescriptor*>((*scratch)->device()),
-                                static_cast<std::int64_t>(copies.size()), multiprocessors_, cuda_stream.get()),
-               "launching a state copy");
+  const absl::Status launched = ToStatus(
+      LaunchCopyStates(ToLaunchShape(shape), reinterpret_cast<const StateCopyDescriptor*>((*scratch)->device()),
+                       static_cast<std::int64_t>(copies.size()), multiprocessors_, cuda_stream.get()),
+      "launching a state copy");
   const absl::Status released = cuda_stream.Release(*scratch);
   return launched.ok() ? released : launched;
 }
@@ -350,15 +360,14 @@ absl::StatusOr<std::int64_t> CudaBackend::FindNonFinite(absl::Span<const FiniteC
   if (absl::Status status = cuda_stream.Upload(**scratch, size); !status.ok()) return status;
   unsigned long long* answer = cuda_stream.device_answer();
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(answer, 0xff, sizeof(*answer), cuda_stream.get()));
-  const absl::Status launched =
-      ToStatus(LaunchFindNonFinite(reinterpret_cast<const FiniteCheckDescriptor*>((*scratch)->device()),
-                                   static_cast<std::int64_t>(ranges.size()), answer, multiprocessors_,
-                                   cuda_stream.get()),
-               "launching a finite check");
+  const absl::Status launched = ToStatus(
+      LaunchFindNonFinite(reinterpret_cast<const FiniteCheckDescriptor*>((*scratch)->device()),
+                          static_cast<std::int64_t>(ranges.size()), answer, multiprocessors_, cuda_stream.get()),
+      "launching a finite check");
   if (absl::Status released = cuda_stream.Release(*scratch); !released.ok()) return released;
   if (!launched.ok()) return launched;
-  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(cuda_stream.host_answer(), answer, sizeof(*answer),
-                                                cudaMemcpyDeviceToHost, cuda_stream.get()));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(
+      cudaMemcpyAsync(cuda_stream.host_answer(), answer, sizeof(*answer), cudaMemcpyDeviceToHost, cuda_stream.get()));
   if (absl::Status status = Synchronize(stream); !status.ok()) return status;
   return static_cast<std::int64_t>(*cuda_stream.host_answer());  // all ones: -1
 }

@@ -16,11 +16,11 @@ absl::Status ToStatus(cudaError_t error, absl::string_view what);
 }  // namespace gdpcache::kernels::cuda
 
 /// Returns from a function of absl::Status or absl::StatusOr when a CUDA runtime call fails.
-#define GDPCACHE_RETURN_IF_CUDA_ERROR(call)                              \
-  do {                                                                   \
+#define GDPCACHE_RETURN_IF_CUDA_ERROR(call)                                 \
+  do {                                                                      \
     if (const cudaError_t cuda_error = (call); cuda_error != cudaSuccess) { \
-      return ::gdpcache::kernels::cuda::ToStatus(cuda_error, #call);     \
-    }                                                                    \
+      return ::gdpcache::kernels::cuda::ToStatus(cuda_error, #call);        \
+    }                                                                       \
   } while (false)
 
 #endif  // GDPCACHE_KERNELS_CUDA_CUDA_CHECK_H_

@@ -78,8 +78,7 @@ absl::StatusOr<CudaStream::Scratch*> CudaStream::AcquireScratch(std::size_t size
 }
 
 absl::Status CudaStream::Upload(const Scratch& scratch, std::size_t size) {
-  GDPCACHE_RETURN_IF_CUDA_ERROR(
-      cudaMemcpyAsync(scratch.device_, scratch.host_, size, cudaMemcpyHostToDevice, stream_));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(scratch.device_, scratch.host_, size, cudaMemcpyHostToDevice, stream_));
   return absl::OkStatus();
 }
 

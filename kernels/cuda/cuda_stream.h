@@ -13,7 +13,8 @@
 
 namespace gdpcache::kernels::cuda {
 
-/// A CUDA stream with the scratch memory its calls need. Used by one thread at a time, with the stream's device current.
+/// A CUDA stream with the scratch memory its calls need. Used by one thread at a time, with the stream's device
+/// current.
 class CudaStream final : public Stream {
  public:
   /// Room for descriptors: written by the host at `host`, read by kernels at `device` after Upload.

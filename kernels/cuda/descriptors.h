@@ -10,8 +10,8 @@ namespace gdpcache::kernels::cuda {
 
 /// A [H, K, V] state in device-reachable memory.
 struct StateReference {
-  void* data = nullptr;               // nullptr: none
-  std::int64_t head_stride = 0;       // elements
+  void* data = nullptr;          // nullptr: none
+  std::int64_t head_stride = 0;  // elements
   DataType dtype = DataType::kFloat32;
 };
 
@@ -33,9 +33,10 @@ struct SequenceDescriptor {
   StateReference slot;
   StateReference final_state;
   StateReference all_boundaries;
-  std::int64_t first_boundary = 0;    // into the launch's boundary descriptors
+  std::int32_t first_boundary = 0;  // into the launch's boundary descriptors
   std::int32_t boundary_count = 0;
-  std::int32_t map_index = -1;        // first of the sequence's three tensor maps (k, w, u); -1: load without them
+  std::int32_t map_index = -1;         // first of the sequence's three tensor maps (k, w, u); -1: load without them
+  std::int32_t packed_boundaries = 0;  // every boundary destination has the input dtype
 };
 static_assert(sizeof(SequenceDescriptor) % 16 == 0);
 

@@ -14,38 +14,39 @@ __device__ __forceinline__ std::uint32_t SharedAddress(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Barriers in shared memory.
+// Barriers and copies take addresses in shared memory, as SharedAddress gives them.
 
-__device__ __forceinline__ void InitBarrier(std::uint64_t* barrier, std::uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals));
+__device__ __forceinline__ void InitBarrier(std::uint32_t barrier, std::uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
 /// Makes initialised barriers visible to the asynchronous copies.
-__device__ __forceinline__ void FenceBarrierInit() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-__device__ __forceinline__ void Arrive(std::uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+__device__ __forceinline__ void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void ArriveExpectBytes(std::uint64_t* barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
-               : "memory");
+__device__ __forceinline__ void Arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void ArriveExpectBytes(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 /// Arrives once this thread's cp.async copies so far have landed.
-__device__ __forceinline__ void ArriveAfterCopies(std::uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+__device__ __forceinline__ void ArriveAfterCopies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 /// Waits until the phase of parity `parity` is complete.
-__device__ __forceinline__ void Wait(std::uint64_t* barrier, std::uint32_t parity) {
+__device__ __forceinline__ void Wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again;\n"
-      "}\n" ::"r"(SharedAddress(barrier)),
+      "}\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
@@ -57,17 +58,22 @@ __device__ __forceinline__ void AcquireTensorMap(const CUtensorMap* map) {
 }
 
 /// One box of a [length, heads, width] tensor into shared memory; rows and columns outside the tensor become zero.
-__device__ __forceinline__ void LoadBox(void* destination, const CUtensorMap* map, std::uint64_t* barrier, int column,
-                                        int head, int row) {
+__device__ __forceinline__ void LoadBox(std::uint32_t destination, const CUtensorMap* map, std::uint32_t barrier,
+                                        int column, int head, int row) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-          SharedAddress(destination)),
-      "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(head), "r"(row)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(destination),
+      "l"(map), "r"(barrier), "r"(column), "r"(head), "r"(row)
       : "memory");
 }
 
-__device__ __forceinline__ void CopyAsync16(void* destination, const void* source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(SharedAddress(destination)), "l"(source) : "memory");
+__device__ __forceinline__ void StoreGlobal16(void* destination, uint4 value) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(destination)), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w));
+}
+
+__device__ __forceinline__ void CopyAsync16(std::uint32_t destination, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
 }
 
 /// Orders this thread's ordinary shared-memory accesses before asynchronous ones.
@@ -84,8 +90,8 @@ __device__ __forceinline__ void LoadTransposed(std::uint32_t (&fragment)[4], std
 
 __device__ __forceinline__ void StoreTransposed(std::uint32_t address, std::uint32_t r0, std::uint32_t r1,
                                                 std::uint32_t r2, std::uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1),
-               "r"(r2), "r"(r3)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
 
@@ -113,13 +119,13 @@ __device__ __forceinline__ void PinRegisters(float (&registers)[N]) {
 }
 
 // clang-format off
-#define GDPCACHE_PRODUCT(TYPE, SIGN, TRANSPOSED)                                                              \
+#define GDPCACHE_PRODUCT(TYPE, TRANSPOSED)                                                              \
   asm volatile(                                                                                               \
       "{\n.reg .pred accumulate;\nsetp.eq.b32 accumulate, 1, 1;\n"                                            \
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " "                                         \
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                               \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                     \
-      "{%32, %33, %34, %35}, %36, accumulate, " SIGN ", 1, " TRANSPOSED ";\n}\n"                              \
+      "{%32, %33, %34, %35}, %36, accumulate, 1, 1, " TRANSPOSED ";\n}\n"                              \
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),       \
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),            \
@@ -128,17 +134,18 @@ __device__ __forceinline__ void PinRegisters(float (&registers)[N]) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 // clang-format on
 
-/// d[64, 64] -= a[64, 16] . b^T, with b stored as 64 rows of 16 elements (contraction along the row).
+/// d[64, 64] += a[64, 16] . b^T, with b stored as 64 rows of 16 elements (contraction along the row).
 template <typename T>
-__device__ __forceinline__ void SubtractProduct(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b);
+__device__ __forceinline__ void AddProductTransposed(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b);
 template <>
-__device__ __forceinline__ void SubtractProduct<__nv_bfloat16>(float (&d)[32], const std::uint32_t (&a)[4],
-                                                               std::uint64_t b) {
-  GDPCACHE_PRODUCT("bf16", "-1", "0");
+__device__ __forceinline__ void AddProductTransposed<__nv_bfloat16>(float (&d)[32], const std::uint32_t (&a)[4],
+                                                                    std::uint64_t b) {
+  GDPCACHE_PRODUCT("bf16", "0");
 }
 template <>
-__device__ __forceinline__ void SubtractProduct<__half>(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b) {
-  GDPCACHE_PRODUCT("f16", "-1", "0");
+__device__ __forceinline__ void AddProductTransposed<__half>(float (&d)[32], const std::uint32_t (&a)[4],
+                                                             std::uint64_t b) {
+  GDPCACHE_PRODUCT("f16", "0");
 }
 
 /// d[64, 64] += a[64, 16] . b, with b stored as 16 rows of 64 elements (contraction across rows).
@@ -147,11 +154,11 @@ __device__ __forceinline__ void AddProduct(float (&d)[32], const std::uint32_t (
 template <>
 __device__ __forceinline__ void AddProduct<__nv_bfloat16>(float (&d)[32], const std::uint32_t (&a)[4],
                                                           std::uint64_t b) {
-  GDPCACHE_PRODUCT("bf16", "1", "1");
+  GDPCACHE_PRODUCT("bf16", "1");
 }
 template <>
 __device__ __forceinline__ void AddProduct<__half>(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b) {
-  GDPCACHE_PRODUCT("f16", "1", "1");
+  GDPCACHE_PRODUCT("f16", "1");
 }
 
 #undef GDPCACHE_PRODUCT

@@ -1,11 +1,10 @@
-#include "kernels/cuda/memory_kernels.h"
-
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstddef>
 
 #include "kernels/cuda/device_types.cuh"
+#include "kernels/cuda/memory_kernels.h"
 
 namespace gdpcache::kernels::cuda {
 namespace {

@@ -1,18 +1,17 @@
-#include "kernels/cuda/recurrence_generic.h"
-
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "kernels/cuda/device_types.cuh"
+#include "kernels/cuda/recurrence_generic.h"
 
 namespace gdpcache::kernels::cuda {
 namespace {
 
-constexpr int kTile = 32;        // value columns of a thread block, one per lane
+constexpr int kTile = 32;  // value columns of a thread block, one per lane
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
-constexpr int kBlockRows = 32;   // tokens in shared memory at a time
+constexpr int kBlockRows = 32;  // tokens in shared memory at a time
 constexpr int kRowsPerWarp = kBlockRows / kWarps;
 constexpr int kKeysPerWarp = 8;
 constexpr int kMaxChunk = 128;
@@ -37,8 +36,8 @@ __device__ void LoadRows(float* rows, const T* source, std::int64_t stride, int 
   }
 }
 
-/// One (sequence, head, value tile) after another; S [K, tile], the chunk's x [tokens, tile] and 32 rows of w or k are in
-/// shared memory. Every sum runs in ascending order of its index.
+/// One (sequence, head, value tile) after another; S [K, tile], the chunk's x [tokens, tile] and 32 rows of w or k are
+/// in shared memory. Every sum runs in ascending order of its index.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     Recurrence(LaunchShape shape, const SequenceDescriptor* sequences, std::int64_t sequence_count,
@@ -196,8 +195,8 @@ template <typename T>
 cudaError_t Launch(const LaunchShape& shape, const SequenceDescriptor* sequences, std::int64_t sequence_count,
                    const BoundaryDescriptor* boundaries, int multiprocessors, cudaStream_t stream) {
   const int shared_bytes = SharedBytes(shape.key_dim);
-  if (const cudaError_t error = cudaFuncSetAttribute(Recurrence<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                     SharedBytes(256));
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(Recurrence<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedBytes(256));
       error != cudaSuccess) {
     return error;
   }

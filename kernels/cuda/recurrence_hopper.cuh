@@ -7,28 +7,26 @@
 #include "kernels/cuda/hopper_ptx.cuh"
 #include "kernels/cuda/recurrence_hopper.h"
 
-/// One warpgroup holds S^T [64 value columns, K] in registers and multiplies with warpgroup products whose left operand
-/// comes from registers: x^T = u^T - S^T w^T, then S^T = S^T 2^g + x^T k. The layout of an accumulator, packed in pairs,
-/// is that of a left operand, so S and x never leave the registers; w and k are right operands as stored. Everything
-/// that touches global memory is done by other warps, which run ahead or behind through rings in shared memory:
+/// One warpgroup holds S^T [value columns, K] in registers and multiplies with warpgroup products whose left operand
+/// comes from registers: -x^T = S^T w^T - u^T, then S^T = S^T 2^g - (-x)^T k. The layout of an accumulator, packed in
+/// pairs, is that of a left operand, so S and x never leave the registers; w and k are right operands as stored.
+/// Everything that touches global memory is done by other warps, which run ahead or behind through rings in shared
+/// memory:
 ///
 ///   warps 0-3   products                      warp 8   w, k, u by bulk tensor copies
 ///   warps 4-7   states and v_new to memory    warp 9   2^(g[last] - g) and 2^g[last]
 ///                                             warp 10  initial states
 ///                                             warp 11  hands out (sequence, head, value tile) items
+///
+/// A product always has 64 rows. A tile of 64 value columns fills them; a tile of 32 fills the first eight of each
+/// warp's sixteen and leaves the others zero: no more products a second, but half the other instructions and, since a
+/// multiprocessor stores no more than 32 bytes a cycle, half the time to store a boundary.
 namespace gdpcache::kernels::cuda::hopper {
 
-inline constexpr int kTile = kHopperValueTile;
 inline constexpr int kChunk = kHopperChunk;
 inline constexpr int kThreads = 384;
 inline constexpr int kItemSlots = 4;
-inline constexpr int kValueSlots = 2;
-inline constexpr int kBoxBytes = kChunk * 128;  // 64 rows of 64 elements
-
-// Rows of staged states and values are padded so that the transposing accesses of the product warps meet no bank twice.
-inline constexpr int kStatePitch = kTile + 4;      // floats
-inline constexpr int kStatePitch16 = kTile + 8;    // 16-bit elements
-inline constexpr int kValuePitch = kTile + 8;      // 16-bit elements
+inline constexpr int kBoxBytes = kChunk * 128;  // 64 rows of 64 elements of w or k
 
 struct Item {
   SequenceDescriptor sequence;
@@ -37,124 +35,178 @@ struct Item {
   std::int32_t valid;   // 0: no more items
 };
 
-/// How the shared memory is divided for keys padded to KP.
-template <int KP>
+/// How the shared memory is divided for keys padded to KP and tiles of `Tile` value columns.
+template <int KP, int Tile>
 struct Plan {
   static constexpr int kGroups = KP / 64;
-  static constexpr int kStages = KP == 64 ? 5 : KP == 128 ? 3 : 2;
-  static constexpr bool kSharedState = KP > 192;  // one buffer serves the states that come and those that go
+  static constexpr int kHalves = Tile / 32;  // of the rows that products have, used
+  static constexpr int kStages = KP == 64 || (KP == 128 && Tile == 32) ? 4 : KP < 256 ? 3 : 2;
+  static constexpr int kStateBuffers = KP == 64 ? 4 : KP == 128 && Tile == 32 ? 3 : 2;
+  static constexpr int kValueBuffers = KP > 128 ? 1 : 2;
+  static constexpr bool kSplit = KP > 128;  // k has barriers of its own, which makes the most of few stages
+
+  // Rows of staged states and values are padded so that the transposing accesses of the product warps meet no bank
+  // twice.
+  static constexpr int kStatePitch = Tile + 4;    // floats
+  static constexpr int kStatePitch16 = Tile + 8;  // 16-bit elements
+  static constexpr int kValuePitch = Tile + 8;    // 16-bit elements
 
   static constexpr int kStateBytes = KP * kStatePitch * 4;
-  static constexpr int kStageBytes = (2 * kGroups + 1) * kBoxBytes;
+  static constexpr int kValueBytes = kChunk * kValuePitch * 2;
+  static constexpr int kValueBoxBytes = kChunk * Tile * 2;  // 64 rows of u
+  static constexpr int kStageBytes = 2 * kGroups * kBoxBytes + kValueBoxBytes;
   static constexpr int kFactorFloats = kChunk + 4;  // a factor per token, then the chunk's decay
 
+  static constexpr int kUOffset = 2 * kStages * kGroups * kBoxBytes;
   static constexpr int kStateOffset = kStages * kStageBytes;
-  static constexpr int kIncomingOffset = kSharedState ? kStateOffset : kStateOffset + kStateBytes;
-  static constexpr int kValueOffset = kIncomingOffset + kStateBytes;
-  static constexpr int kValueBuffers = KP > 128 ? 1 : kValueSlots;
-  static constexpr int kFactorOffset = kValueOffset + kValueBuffers * kChunk * kValuePitch * 2;
+  static constexpr int kValueOffset = kStateOffset + kStateBuffers * kStateBytes;
+  static constexpr int kFactorOffset = kValueOffset + kValueBuffers * kValueBytes;
   static constexpr int kItemOffset = kFactorOffset + kStages * kFactorFloats * 4;
   static constexpr int kBarrierOffset = kItemOffset + kItemSlots * static_cast<int>(sizeof(Item));
-  static constexpr int kBarriers = 4 * kStages + 2 * kItemSlots + 2 * kValueBuffers + 5;
-  static constexpr int kBytes = kBarrierOffset + kBarriers * 8;
+  static constexpr int kBarriers = 4 * kStages + 2 * kItemSlots + 2 * kValueBuffers + 2 * kStateBuffers;
+  static constexpr int kZeroOffset = kBarrierOffset + kBarriers * 8;
+  static constexpr int kBytes = kZeroOffset + 8;
   static constexpr int kAllocation = kBytes + 1024;  // room to align the first box
 };
 
 /// Everything a role needs to find its way: pointers into shared memory and the launch's arguments.
-template <int KP>
+template <int KP, int Tile>
 struct Context {
-  using P = Plan<KP>;
+  using P = Plan<KP, Tile>;
   std::byte* base;
+  std::uint32_t shared;  // the address of base
   const HopperArguments* arguments;
-  const SequenceDescriptor* sequences;
-  const BoundaryDescriptor* boundaries;
-  const CUtensorMap* maps;
 
-  __device__ std::byte* w(int stage) const { return base + stage * P::kStageBytes; }
-  __device__ std::byte* u(int stage) const { return w(stage) + P::kGroups * kBoxBytes; }
-  __device__ std::byte* k(int stage) const { return u(stage) + kBoxBytes; }
-  __device__ float* outgoing() const { return reinterpret_cast<float*>(base + P::kStateOffset); }
-  __device__ std::byte* incoming() const { return base + P::kIncomingOffset; }
-  __device__ std::byte* values(int slot) const { return base + P::kValueOffset + slot * kChunk * kValuePitch * 2; }
+  __device__ const CUtensorMap* maps() const { return reinterpret_cast<const CUtensorMap*>(block()); }
+  __device__ const SequenceDescriptor* sequences() const {
+    return reinterpret_cast<const SequenceDescriptor*>(block() + arguments->sequences_offset);
+  }
+  __device__ const BoundaryDescriptor* boundaries() const {
+    return reinterpret_cast<const BoundaryDescriptor*>(block() + arguments->boundaries_offset);
+  }
+
+  // Addresses in shared memory.
+  __device__ std::uint32_t w(int stage) const { return shared + 2 * stage * P::kGroups * kBoxBytes; }
+  __device__ std::uint32_t k(int stage) const { return shared + (2 * stage + 1) * P::kGroups * kBoxBytes; }
+  __device__ std::uint32_t u(int stage) const { return shared + P::kUOffset + stage * P::kValueBoxBytes; }
+  __device__ std::uint32_t state(int buffer) const { return shared + P::kStateOffset + buffer * P::kStateBytes; }
+  __device__ std::uint32_t values(int slot) const { return shared + P::kValueOffset + slot * P::kValueBytes; }
+
+  /// What is at such an address.
+  template <typename Type>
+  __device__ Type* at(std::uint32_t address) const {
+    return reinterpret_cast<Type*>(base + (address - shared));
+  }
   __device__ float* factors(int stage) const {
     return reinterpret_cast<float*>(base + P::kFactorOffset) + stage * P::kFactorFloats;
   }
   __device__ Item* item(int slot) const { return reinterpret_cast<Item*>(base + P::kItemOffset) + slot; }
+  __device__ volatile std::uint32_t* zero() const {
+    return reinterpret_cast<volatile std::uint32_t*>(base + P::kZeroOffset);
+  }
 
-  __device__ std::uint64_t* barriers() const { return reinterpret_cast<std::uint64_t*>(base + P::kBarrierOffset); }
-  __device__ std::uint64_t* w_full(int stage) const { return barriers() + stage; }
-  __device__ std::uint64_t* w_empty(int stage) const { return barriers() + P::kStages + stage; }
-  __device__ std::uint64_t* k_full(int stage) const { return barriers() + 2 * P::kStages + stage; }
-  __device__ std::uint64_t* k_empty(int stage) const { return barriers() + 3 * P::kStages + stage; }
-  __device__ std::uint64_t* item_full(int slot) const { return barriers() + 4 * P::kStages + slot; }
-  __device__ std::uint64_t* item_empty(int slot) const { return barriers() + 4 * P::kStages + kItemSlots + slot; }
-  __device__ std::uint64_t* value_full(int slot) const { return rest() + slot; }
-  __device__ std::uint64_t* value_empty(int slot) const { return rest() + P::kValueBuffers + slot; }
-  __device__ std::uint64_t* outgoing_full() const { return rest() + 2 * P::kValueBuffers; }
-  __device__ std::uint64_t* outgoing_empty() const { return rest() + 2 * P::kValueBuffers + 1; }
-  __device__ std::uint64_t* incoming_full() const { return rest() + 2 * P::kValueBuffers + 2; }
-  __device__ std::uint64_t* incoming_empty() const { return rest() + 2 * P::kValueBuffers + 3; }
-  __device__ std::uint64_t* item_written() const { return rest() + 2 * P::kValueBuffers + 4; }
+  // Barriers. Without a split, one pair covers all of a stage.
+  __device__ std::uint32_t w_full(int stage) const { return barrier(stage); }
+  __device__ std::uint32_t w_empty(int stage) const { return barrier(P::kStages + stage); }
+  __device__ std::uint32_t k_full(int stage) const { return barrier((P::kSplit ? 2 * P::kStages : 0) + stage); }
+  __device__ std::uint32_t k_empty(int stage) const {
+    return barrier((P::kSplit ? 2 * P::kStages : 0) + P::kStages + stage);
+  }
+  __device__ std::uint32_t item_full(int slot) const { return barrier(4 * P::kStages + slot); }
+  __device__ std::uint32_t item_empty(int slot) const { return item_full(kItemSlots + slot); }
+  __device__ std::uint32_t value_full(int slot) const { return item_full(2 * kItemSlots + slot); }
+  __device__ std::uint32_t value_empty(int slot) const { return value_full(P::kValueBuffers + slot); }
+  __device__ std::uint32_t state_full(int buffer) const { return value_full(2 * P::kValueBuffers + buffer); }
+  __device__ std::uint32_t state_empty(int buffer) const { return state_full(P::kStateBuffers + buffer); }
 
  private:
-  __device__ std::uint64_t* rest() const { return barriers() + 4 * P::kStages + 2 * kItemSlots; }
+  __device__ const std::byte* block() const {
+    return arguments->uploaded_block != nullptr ? arguments->uploaded_block : arguments->inline_block;
+  }
+  __device__ std::uint32_t barrier(int index) const { return shared + P::kBarrierOffset + index * 8; }
 };
 
-/// A place in a ring of N buffers. The consumer of a buffer waits for Parity(); its producer for the opposite, which a
+/// A place in a ring of buffers. The consumer of a buffer waits for `parity`; its producer for the opposite, which a
 /// fresh barrier passes at once.
-template <int N>
 struct RingPosition {
-  int slot = 0;
+  int slot;
   std::uint32_t parity = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++slot == N) {
-      slot = 0;
+  __device__ __forceinline__ explicit RingPosition(int first = 0) : slot(first) {}
+  __device__ __forceinline__ void Advance(int end, int first = 0) {
+    if (++slot == end) {
+      slot = first;
       parity ^= 1;
     }
   }
 };
 
-/// Walks a sequence's boundaries and says which are wanted.
-class BoundaryCursor {
- public:
-  __device__ __forceinline__ BoundaryCursor(const SequenceDescriptor& sequence, const BoundaryDescriptor* boundaries)
-      : next_(boundaries + sequence.first_boundary),
-        end_(next_ + sequence.boundary_count),
-        all_(sequence.all_boundaries.data != nullptr) {
-    Peek();
-  }
-  __device__ __forceinline__ bool Wants(std::int64_t boundary) const { return all_ || upcoming_ == boundary; }
-
-  /// The next single destination of `boundary`, or nullptr.
-  __device__ __forceinline__ const BoundaryDescriptor* Take(std::int64_t boundary) {
-    if (upcoming_ != boundary) return nullptr;
-    const BoundaryDescriptor* taken = next_++;
-    Peek();
-    return taken;
-  }
-
- private:
-  __device__ __forceinline__ void Peek() { upcoming_ = next_ == end_ ? -1 : next_->boundary; }
-
-  const BoundaryDescriptor* next_;
-  const BoundaryDescriptor* end_;
-  std::int64_t upcoming_ = -1;
-  bool all_;
-};
-
-/// `value`, the same in all lanes, in a form the compiler knows to be so: warpgroup products must not appear to diverge.
+/// `value`, the same in all lanes, in a form the compiler knows to be so: warpgroup products must not appear to
+/// diverge.
 __device__ __forceinline__ int Uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
 
 __device__ __forceinline__ int Chunks(const SequenceDescriptor& sequence) {
   return Uniform(static_cast<int>((sequence.length + kChunk - 1) / kChunk));
 }
 
+/// Walks the boundaries of a sequence that somebody wants, each known by the chunk before which it lies.
+class BoundaryCursor {
+ public:
+  __device__ __forceinline__ BoundaryCursor(const SequenceDescriptor& sequence, const BoundaryDescriptor* boundaries,
+                                            int num_householder)
+      : boundaries_(boundaries),
+        index_(Uniform(sequence.first_boundary)),
+        end_(index_ + Uniform(sequence.boundary_count)),
+        num_householder_(num_householder),
+        next_of_all_(Uniform(sequence.all_boundaries.data != nullptr) != 0 ? 0 : kNone) {
+    Peek();
+  }
+
+  __device__ __forceinline__ bool Wants(int chunk) const { return chunk == next_of_all_ || chunk == next_single_; }
+
+  /// Whether the boundary goes among all of them; once for each.
+  __device__ __forceinline__ bool TakeOfAll(int chunk) {
+    if (chunk != next_of_all_) return false;
+    next_of_all_ += num_householder_;
+    return true;
+  }
+
+  /// The boundary's next single destination, or nullptr.
+  __device__ __forceinline__ const BoundaryDescriptor* TakeSingle(int chunk) {
+    if (chunk != next_single_) return nullptr;
+    const BoundaryDescriptor* taken = boundaries_ + index_++;
+    Peek();
+    return taken;
+  }
+
+  /// Moves past the boundary.
+  __device__ __forceinline__ void Pass(int chunk) {
+    TakeOfAll(chunk);
+#pragma unroll 1
+    while (TakeSingle(chunk) != nullptr) {
+    }
+  }
+
+ private:
+  static constexpr int kNone = 0x7fffffff;
+  __device__ __forceinline__ void Peek() {
+    next_single_ = kNone;
+    if (index_ != end_) next_single_ = Uniform(static_cast<int>(boundaries_[index_].boundary) * num_householder_);
+  }
+
+  const BoundaryDescriptor* boundaries_;
+  int index_;
+  int end_;
+  int num_householder_;
+  int next_of_all_;
+  int next_single_ = kNone;
+};
+
 /// Warp 11: the first item of a block is its own number; the others come from a counter, longest sequences first.
-template <int KP>
-__device__ void HandOutItems(const Context<KP>& context, int lane) {
+template <int KP, int Tile>
+__device__ void HandOutItems(const Context<KP, Tile>& context, int lane) {
   const HopperArguments& arguments = *context.arguments;
   const std::int64_t per_sequence = arguments.shape.heads * arguments.value_tiles;
-  RingPosition<kItemSlots> position;
+  RingPosition position;
   std::int64_t number = blockIdx.x;
   while (true) {
     ptx::Wait(context.item_empty(position.slot), position.parity ^ 1);
@@ -162,13 +214,13 @@ __device__ void HandOutItems(const Context<KP>& context, int lane) {
     if (number < arguments.items) {
       const std::int64_t sequence = number / per_sequence;
       const std::int64_t rest = number - sequence * per_sequence;
-      const auto* source = reinterpret_cast<const uint4*>(context.sequences + sequence);
+      const auto* source = reinterpret_cast<const uint4*>(context.sequences() + sequence);
       if (lane < static_cast<int>(sizeof(SequenceDescriptor) / 16)) {
         reinterpret_cast<uint4*>(&item->sequence)[lane] = source[lane];
       }
       if (lane == 0) {
         item->head = rest / arguments.value_tiles;
-        item->column = static_cast<std::int32_t>(rest % arguments.value_tiles) * kTile;
+        item->column = static_cast<std::int32_t>(rest % arguments.value_tiles) * Tile;
         item->valid = 1;
       }
     } else if (lane == 0) {
@@ -177,7 +229,7 @@ __device__ void HandOutItems(const Context<KP>& context, int lane) {
     __syncwarp();
     if (lane == 0) ptx::Arrive(context.item_full(position.slot));
     if (number >= arguments.items) break;
-    position.Advance();
+    position.Advance(kItemSlots);
     if (arguments.items <= gridDim.x) {
       number = arguments.items;
     } else {
@@ -186,7 +238,8 @@ __device__ void HandOutItems(const Context<KP>& context, int lane) {
     }
   }
   if (arguments.items > gridDim.x && lane == 0) {
-    if (atomicAdd(&arguments.counters[1], 1ULL) == gridDim.x - 1) {  // the last block leaves the counters as it found them
+    if (atomicAdd(&arguments.counters[1], 1ULL) ==
+        gridDim.x - 1) {  // the last block leaves the counters as it found them
       arguments.counters[0] = 0;
       arguments.counters[1] = 0;
     }
@@ -194,9 +247,9 @@ __device__ void HandOutItems(const Context<KP>& context, int lane) {
 }
 
 /// Calls `work(item)` for each item; the calling warp reads the item until it returns.
-template <int KP, typename Work>
-__device__ __forceinline__ void ForEachItem(const Context<KP>& context, int lane, Work work) {
-  RingPosition<kItemSlots> position;
+template <int KP, int Tile, typename Work>
+__device__ __forceinline__ void ForEachItem(const Context<KP, Tile>& context, int lane, Work work) {
+  RingPosition position;
   while (true) {
     ptx::Wait(context.item_full(position.slot), position.parity);
     const Item& item = *context.item(position.slot);
@@ -204,169 +257,180 @@ __device__ __forceinline__ void ForEachItem(const Context<KP>& context, int lane
     work(item);
     __syncwarp();
     if (lane == 0) ptx::Arrive(context.item_empty(position.slot));
-    position.Advance();
+    position.Advance(kItemSlots);
   }
 }
 
-/// Copies a chunk's rows of one head into boxes as the tensor copies would, for operands those cannot address.
-__device__ inline void LoadRows(std::byte* boxes, int groups, const void* tensor, std::int64_t row, int rows,
-                                std::int64_t heads, std::int64_t head, int first_column, int width, int lane) {
+/// Copies a chunk's rows of one head into boxes of `box_columns` as the tensor copies would, for operands those cannot
+/// address.
+__device__ __forceinline__ void LoadRows(std::byte* boxes, int columns, int box_columns, const void* tensor,
+                                         std::int64_t row, int rows, std::int64_t heads, std::int64_t head,
+                                         int first_column, int width, int lane) {
   const auto* source = static_cast<const std::uint16_t*>(tensor);
-  const int columns = groups * 64;
+  const int row_bytes = box_columns * 2;
+#pragma unroll 1
   for (int i = lane; i < kChunk * columns; i += 32) {
     const int r = i / columns;
     const int c = i - r * columns;
     std::uint16_t value = 0;
     if (r < rows && first_column + c < width) value = source[((row + r) * heads + head) * width + first_column + c];
-    const int piece = ((c % 64) / 8) ^ (r % 8);
-    *reinterpret_cast<std::uint16_t*>(boxes + (c / 64) * kBoxBytes + r * 128 + piece * 16 + (c % 8) * 2) = value;
+    const int piece = ((c % box_columns) / 8) ^ (r * row_bytes / 128 % (row_bytes / 16));
+    *reinterpret_cast<std::uint16_t*>(boxes + (c / box_columns) * kChunk * row_bytes + r * row_bytes + piece * 16 +
+                                      (c % 8) * 2) = value;
   }
 }
 
 /// Warp 8.
-template <int KP>
-__device__ void LoadChunks(const Context<KP>& context, int lane) {
-  using P = Plan<KP>;
-  const HopperArguments& arguments = *context.arguments;
-  const LaunchShape& shape = arguments.shape;
-  RingPosition<P::kStages> position;
+template <int KP, int Tile>
+__device__ void LoadChunks(const Context<KP, Tile>& context, int lane) {
+  using P = Plan<KP, Tile>;
+  constexpr int kOperandBytes = P::kGroups * kBoxBytes;
+  const LaunchShape& shape = context.arguments->shape;
+  RingPosition position;
   ForEachItem(context, lane, [&](const Item& item) {
     const SequenceDescriptor& sequence = item.sequence;
     const int chunks = Chunks(sequence);
     if (chunks == 0) return;
     const bool mapped = sequence.map_index >= 0;
-    const CUtensorMap* maps = context.maps + (mapped ? sequence.map_index : 0);
-    if (mapped && arguments.maps_uploaded != 0 && lane < 3) ptx::AcquireTensorMap(maps + lane);
+    const CUtensorMap* maps = context.maps() + (mapped ? sequence.map_index : 0);
+    if (mapped && context.arguments->uploaded_block != nullptr && lane < 3) ptx::AcquireTensorMap(maps + lane);
     __syncwarp();
     const int head = static_cast<int>(item.head);
     for (int c = 0; c < chunks; ++c) {
-      const std::int64_t row = static_cast<std::int64_t>(c) * kChunk;
       const int stage = position.slot;
+      const int row = c * kChunk;
       if (mapped) {
         if (lane == 0) {
           ptx::Wait(context.w_empty(stage), position.parity ^ 1);
-          ptx::ArriveExpectBytes(context.w_full(stage), (P::kGroups + 1) * kBoxBytes);
-          ptx::LoadBox(context.u(stage), maps + 2, context.w_full(stage), item.column, head, static_cast<int>(row));
+          ptx::ArriveExpectBytes(context.w_full(stage),
+                                 P::kValueBoxBytes + (P::kSplit ? kOperandBytes : 2 * kOperandBytes));
+          ptx::LoadBox(context.u(stage), maps + 2, context.w_full(stage), item.column, head, row);
           for (int group = 0; group < P::kGroups; ++group) {
-            ptx::LoadBox(context.w(stage) + group * kBoxBytes, maps + 1, context.w_full(stage), group * 64, head,
-                         static_cast<int>(row));
+            ptx::LoadBox(context.w(stage) + group * kBoxBytes, maps + 1, context.w_full(stage), group * 64, head, row);
           }
-          ptx::Wait(context.k_empty(stage), position.parity ^ 1);
-          ptx::ArriveExpectBytes(context.k_full(stage), P::kGroups * kBoxBytes);
+          if constexpr (P::kSplit) {
+            ptx::Wait(context.k_empty(stage), position.parity ^ 1);
+            ptx::ArriveExpectBytes(context.k_full(stage), kOperandBytes);
+          }
           for (int group = 0; group < P::kGroups; ++group) {
-            ptx::LoadBox(context.k(stage) + group * kBoxBytes, maps, context.k_full(stage), group * 64, head,
-                         static_cast<int>(row));
+            ptx::LoadBox(context.k(stage) + group * kBoxBytes, maps, context.k_full(stage), group * 64, head, row);
           }
         }
       } else {
-        const int rows = static_cast<int>(min(static_cast<std::int64_t>(kChunk), sequence.length - row));
+        const std::int64_t first = static_cast<std::int64_t>(c) * kChunk;
+        const int rows = static_cast<int>(min(static_cast<std::int64_t>(kChunk), sequence.length - first));
+        const auto release = [&](std::uint32_t barrier) {
+          ptx::FenceAsyncProxy();
+          __syncwarp();
+          if (lane == 0) ptx::Arrive(barrier);
+        };
         ptx::Wait(context.w_empty(stage), position.parity ^ 1);
-        LoadRows(context.u(stage), 1, sequence.u, row, rows, shape.heads, item.head, item.column, shape.value_dim, lane);
-        LoadRows(context.w(stage), P::kGroups, sequence.w, row, rows, shape.heads, item.head, 0, shape.key_dim, lane);
-        ptx::FenceAsyncProxy();
-        __syncwarp();
-        if (lane == 0) ptx::Arrive(context.w_full(stage));
-        ptx::Wait(context.k_empty(stage), position.parity ^ 1);
-        LoadRows(context.k(stage), P::kGroups, sequence.k, row, rows, shape.heads, item.head, 0, shape.key_dim, lane);
-        ptx::FenceAsyncProxy();
-        __syncwarp();
-        if (lane == 0) ptx::Arrive(context.k_full(stage));
+#pragma unroll 1
+        for (int operand = 0; operand < 3; ++operand) {  // u, w, k
+          if (P::kSplit && operand == 2) {
+            release(context.w_full(stage));
+            ptx::Wait(context.k_empty(stage), position.parity ^ 1);
+          }
+          const bool is_u = operand == 0;
+          const std::uint32_t boxes = is_u ? context.u(stage) : operand == 1 ? context.w(stage) : context.k(stage);
+          LoadRows(context.template at<std::byte>(boxes), is_u ? Tile : KP, is_u ? Tile : 64,
+                   is_u ? sequence.u : operand == 1 ? sequence.w : sequence.k, first, rows, shape.heads, item.head,
+                   is_u ? item.column : 0, is_u ? shape.value_dim : shape.key_dim, lane);
+        }
+        release(context.k_full(stage));
       }
-      position.Advance();
+      position.Advance(P::kStages);
     }
   });
 }
 
 /// Warp 9: two tokens a lane; the loads of the next chunks are in flight while a chunk's factors are formed.
-template <int KP>
-__device__ void ComputeFactors(const Context<KP>& context, int lane) {
-  using P = Plan<KP>;
+template <int KP, int Tile>
+__device__ void ComputeFactors(const Context<KP, Tile>& context, int lane) {
+  using P = Plan<KP, Tile>;
   const std::int64_t heads = context.arguments->shape.heads;
-  RingPosition<P::kStages> position;
+  RingPosition position;
   ForEachItem(context, lane, [&](const Item& item) {
     const SequenceDescriptor& sequence = item.sequence;
     const int chunks = Chunks(sequence);
     const float* g = sequence.g == nullptr ? nullptr : sequence.g + item.head;
-    const auto load = [&](std::int64_t row) { return g != nullptr && row < sequence.length ? g[row * heads] : 0.0F; };
-    float low[2] = {load(lane), load(kChunk + lane)};
-    float high[2] = {load(lane + 32), load(kChunk + lane + 32)};
+    const auto load = [&](int chunk, int token) {
+      const std::int64_t row = static_cast<std::int64_t>(chunk) * kChunk + token;
+      return g != nullptr && row < sequence.length ? g[row * heads] : 0.0F;
+    };
+    float low[2] = {load(0, lane), load(1, lane)};
+    float high[2] = {load(0, lane + 32), load(1, lane + 32)};
     for (int c = 0; c < chunks; ++c) {
       const float g_low = low[0];
       const float g_high = high[0];
       low[0] = low[1];
       high[0] = high[1];
-      low[1] = load((c + std::int64_t{2}) * kChunk + lane);
-      high[1] = load((c + std::int64_t{2}) * kChunk + lane + 32);
-      const int last = static_cast<int>(min(static_cast<std::int64_t>(kChunk), sequence.length - static_cast<std::int64_t>(c) * kChunk)) - 1;
+      low[1] = load(c + 2, lane);
+      high[1] = load(c + 2, lane + 32);
+      const std::int64_t left = sequence.length - static_cast<std::int64_t>(c) * kChunk;
+      const int last = static_cast<int>(min(static_cast<std::int64_t>(kChunk), left)) - 1;
       const float g_last = __shfl_sync(0xffffffffU, last < 32 ? g_low : g_high, last & 31);
       ptx::Wait(context.k_empty(position.slot), position.parity ^ 1);
       float* factors = context.factors(position.slot);
-      factors[lane] = exp2f(g_last - g_low);
-      factors[lane + 32] = exp2f(g_last - g_high);
+      factors[lane] = -exp2f(g_last - g_low);  // of -x
+      factors[lane + 32] = -exp2f(g_last - g_high);
       if (lane == 0) factors[kChunk] = exp2f(g_last);
       __syncwarp();
       if (lane == 0) ptx::Arrive(context.k_full(position.slot));
-      position.Advance();
+      position.Advance(P::kStages);
     }
   });
 }
 
-/// Warp 10.
-template <int KP>
-__device__ void LoadInitialStates(const Context<KP>& context, int lane) {
+/// Warp 10: initial states in float32, zeros beyond K and V and where there is none. State buffers from 0 on are for
+/// initial states; the rest are for results.
+template <int KP, int Tile>
+__device__ void LoadInitialStates(const Context<KP, Tile>& context, int lane) {
+  using P = Plan<KP, Tile>;
+  constexpr int kPieces = Tile / 4;  // of 16 bytes in a row
+  constexpr int kRows = 32 / kPieces;
   const LaunchShape& shape = context.arguments->shape;
-  std::uint32_t parity = 0;
+  const int buffers = context.arguments->incoming_buffers;
+  RingPosition position;
   ForEachItem(context, lane, [&](const Item& item) {
-    ptx::Wait(context.incoming_empty(), parity ^ 1);
-    if constexpr (Plan<KP>::kSharedState) ptx::Wait(context.item_written(), parity ^ 1);
+    ptx::Wait(context.state_empty(position.slot), position.parity ^ 1);
+    const std::uint32_t buffer = context.state(position.slot);
+    const std::uint32_t full = context.state_full(position.slot);
+    position.Advance(buffers);
     const StateReference& state = item.sequence.initial_state;
-    if (state.data != nullptr) {
-      const int columns = min(kTile, shape.value_dim - item.column);
-      const int element = state.dtype == DataType::kFloat32 ? 4 : 2;
-      const int pitch = state.dtype == DataType::kFloat32 ? kStatePitch * 4 : kStatePitch16 * 2;
-      const auto* source = static_cast<const std::byte*>(state.data) +
-                           (item.head * state.head_stride + item.column) * static_cast<std::int64_t>(element);
-      const std::int64_t row_bytes = static_cast<std::int64_t>(shape.value_dim) * element;
-      const int piece_elements = 16 / element;
-      if (reinterpret_cast<std::uintptr_t>(source) % 16 == 0 && row_bytes % 16 == 0) {
-        const int pieces = columns / piece_elements;
-        if (pieces == kTile / piece_elements) {  // whole tiles: the divisions become shifts
-          const int shift = element == 4 ? 4 : 3;
-#pragma unroll 8
-          for (int i = lane; i < (shape.key_dim << shift); i += 32) {
-            const int row = i >> shift;
-            const int piece = i & ((1 << shift) - 1);
-            ptx::CopyAsync16(context.incoming() + row * pitch + piece * 16, source + row * row_bytes + piece * 16);
-          }
-        } else {
-          for (int i = lane; i < shape.key_dim * pieces; i += 32) {
-            const int row = i / pieces;
-            const int piece = i - row * pieces;
-            ptx::CopyAsync16(context.incoming() + row * pitch + piece * 16, source + row * row_bytes + piece * 16);
-          }
-        }
-        ptx::ArriveAfterCopies(context.incoming_full());
-        parity ^= 1;
-        return;
+    const std::int64_t offset = item.head * state.head_stride + item.column;
+    const int columns = min(Tile, shape.value_dim - item.column);
+    const auto* source = static_cast<const float*>(state.data) + offset;
+    if (state.data != nullptr && state.dtype == DataType::kFloat32 && columns == Tile && shape.key_dim == KP &&
+        reinterpret_cast<std::uintptr_t>(source) % 16 == 0 && shape.value_dim % 4 == 0) {
+      std::uint32_t to = buffer + (lane / kPieces * P::kStatePitch + lane % kPieces * 4) * 4;
+      const float* from = source + lane / kPieces * static_cast<std::int64_t>(shape.value_dim) + lane % kPieces * 4;
+#pragma unroll 4
+      for (int row = 0; row < KP; row += kRows) {
+        ptx::CopyAsync16(to, from);
+        to += kRows * P::kStatePitch * 4;
+        from += kRows * static_cast<std::int64_t>(shape.value_dim);
       }
-      for (int i = lane; i < shape.key_dim * columns; i += 32) {
-        const int row = i / columns;
-        const int column = i - row * columns;
-        std::byte* to = context.incoming() + row * pitch + column * element;
-        const std::byte* from = source + row * row_bytes + column * element;
-        if (element == 4) {
-          *reinterpret_cast<float*>(to) = *reinterpret_cast<const float*>(from);
-        } else {
-          *reinterpret_cast<std::uint16_t*>(to) = *reinterpret_cast<const std::uint16_t*>(from);
+      ptx::ArriveAfterCopies(full);
+      return;
+    }
+    auto* incoming = context.template at<float>(buffer);
+#pragma unroll 4
+    for (int row = 0; row < KP; ++row) {
+      for (int column = lane; column < Tile; column += 32) {
+        float value = 0.0F;
+        if (state.data != nullptr && row < shape.key_dim && column < columns) {
+          value =
+              LoadElement(state.data, offset + static_cast<std::int64_t>(row) * shape.value_dim + column, state.dtype);
         }
+        incoming[row * P::kStatePitch + column] = value;
       }
     }
-    ptx::Arrive(context.incoming_full());
-    parity ^= 1;
+    ptx::Arrive(full);
   });
 }
 
-/// Two neighbouring registers of 16-bit elements, rounded from staged floats.
+/// Eight floats rounded to 16-bit elements.
 template <typename T>
 __device__ __forceinline__ uint4 PackEight(const float* source) {
   const float4 a = *reinterpret_cast<const float4*>(source);
@@ -374,393 +438,516 @@ __device__ __forceinline__ uint4 PackEight(const float* source) {
   return {Pack<T>(a.x, a.y), Pack<T>(a.z, a.w), Pack<T>(b.x, b.y), Pack<T>(b.z, b.w)};
 }
 
-/// The staged state to `destination`, by the 128 threads of warps 4-7.
-template <int KP>
-__device__ __forceinline__ void WriteState(const float* staged, void* data, std::int64_t offset, DataType dtype,
-                                           int key_dim, int value_dim, int columns, int thread) {
-  const int element = dtype == DataType::kFloat32 ? 4 : 2;
-  std::byte* destination = static_cast<std::byte*>(data) + offset * element;
-  const std::int64_t row_bytes = static_cast<std::int64_t>(value_dim) * element;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(destination) % 16 == 0 && row_bytes % 16 == 0;
-  if (aligned && dtype == DataType::kFloat32) {
-    const int piece = thread % 16;
-    if (piece * 4 >= columns) return;
-    const int first = thread / 16;
-    const float* from = staged + first * kStatePitch + piece * 4;
-    std::byte* to = destination + first * row_bytes + piece * 16;
-#pragma unroll 8
-    for (int row = first; row < key_dim; row += 8) {
-      *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
-      from += 8 * kStatePitch;
-      to += 8 * row_bytes;
+/// Rows of `kPieces` 16-byte pieces, one for each of 128 threads at a time. What `read` gives is in registers before
+/// the first of a batch is stored: the compiler could not know that the stores leave shared memory alone.
+template <int kPieces, typename Read>
+__device__ __forceinline__ void WriteRows(std::byte* destination, std::int64_t row_bytes, int rows, int pieces,
+                                          int thread, Read read) {
+  constexpr int kRows = 128 / kPieces;
+  constexpr int kBatch = 4;
+  const int piece = thread % kPieces;
+  if (piece >= pieces) return;
+  std::byte* to = destination + thread / kPieces * row_bytes + piece * 16;
+  const std::int64_t stride = kRows * row_bytes;
+#pragma unroll 1
+  for (int row = thread / kPieces; row < rows; row += kBatch * kRows) {
+    uint4 held[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (row + i * kRows < rows) held[i] = read(row + i * kRows, piece);
     }
-  } else if (aligned) {
-    const int piece = thread % 8;
-    if (piece * 8 >= columns) return;
-    const int first = thread / 8;
-    const float* from = staged + first * kStatePitch + piece * 8;
-    std::byte* to = destination + first * row_bytes + piece * 16;
-    const bool is_bfloat16 = dtype == DataType::kBFloat16;
-#pragma unroll 4
-    for (int row = first; row < key_dim; row += 16) {
-      *reinterpret_cast<uint4*>(to) = is_bfloat16 ? PackEight<__nv_bfloat16>(from) : PackEight<__half>(from);
-      from += 16 * kStatePitch;
-      to += 16 * row_bytes;
-    }
-  } else {
-    for (int i = thread; i < key_dim * columns; i += 128) {
-      const int row = i / columns;
-      const int column = i - row * columns;
-      StoreElement(destination, static_cast<std::int64_t>(row) * value_dim + column, dtype,
-                   staged[row * kStatePitch + column]);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (row + i * kRows < rows) ptx::StoreGlobal16(to, held[i]);
+      to += stride;
     }
   }
 }
 
-/// Warps 4-7.
-template <int KP>
-__device__ void WriteResults(const Context<KP>& context, int thread) {
-  using P = Plan<KP>;
-  const LaunchShape& shape = context.arguments->shape;
+/// The staged tile to `destination`, by the 128 threads of warps 4-7. `packed`: it is in the input dtype, as the
+/// destination is, in rows of kStatePitch16; else in float32 in rows of kStatePitch.
+template <int KP, int Tile>
+__device__ __forceinline__ void WriteState(bool packed, const std::byte* staged, std::byte* destination, DataType dtype,
+                                           int key_dim, int value_dim, int columns, int thread) {
+  using P = Plan<KP, Tile>;
+  const int element = dtype == DataType::kFloat32 ? 4 : 2;
+  const std::int64_t row_bytes = static_cast<std::int64_t>(value_dim) * element;
+  const auto* floats = reinterpret_cast<const float*>(staged);
+  const auto* halves = reinterpret_cast<const std::uint16_t*>(staged);
+  const int pieces = columns * element / 16;
+  if (reinterpret_cast<std::uintptr_t>(destination) % 16 != 0 || row_bytes % 16 != 0) {
+#pragma unroll 1
+    for (int i = thread; i < key_dim * columns; i += 128) {
+      const int row = i / columns;
+      const int column = i - row * columns;
+      const std::int64_t index = static_cast<std::int64_t>(row) * value_dim + column;
+      if (packed) {
+        reinterpret_cast<std::uint16_t*>(destination)[index] = halves[row * P::kStatePitch16 + column];
+      } else {
+        StoreElement(destination, index, dtype, floats[row * P::kStatePitch + column]);
+      }
+    }
+  } else if (dtype == DataType::kFloat32) {
+    WriteRows<Tile / 4>(destination, row_bytes, key_dim, pieces, thread, [&](int row, int piece) {
+      return *reinterpret_cast<const uint4*>(floats + row * P::kStatePitch + piece * 4);
+    });
+  } else if (packed) {
+    WriteRows<Tile / 8>(destination, row_bytes, key_dim, pieces, thread, [&](int row, int piece) {
+      return *reinterpret_cast<const uint4*>(halves + row * P::kStatePitch16 + piece * 8);
+    });
+  } else {
+    const bool is_bfloat16 = dtype == DataType::kBFloat16;
+    WriteRows<Tile / 8>(destination, row_bytes, key_dim, pieces, thread, [&](int row, int piece) {
+      const float* eight = floats + row * P::kStatePitch + piece * 8;
+      return is_bfloat16 ? PackEight<__nv_bfloat16>(eight) : PackEight<__half>(eight);
+    });
+  }
+}
+
+/// Where one head's tile of a state lies.
+__device__ __forceinline__ std::byte* TileOf(const StateReference& state, std::int64_t head, int column) {
+  return static_cast<std::byte*>(state.data) +
+         (head * state.head_stride + column) * (state.dtype == DataType::kFloat32 ? 4 : 2);
+}
+
+/// Warps 4-7. What the loop over chunks needs is in registers before it starts: after every wait the compiler would
+/// read it from memory again.
+template <int KP, int Tile>
+__device__ void WriteResults(const Context<KP, Tile>& context, int thread) {
+  using P = Plan<KP, Tile>;
+  constexpr int kValuePieces = Tile / 8;  // of 16 bytes in a row of values
+  constexpr int kValueRows = 128 / kValuePieces;
+  const int num_householder = static_cast<int>(context.arguments->shape.num_householder);
+  const std::int64_t heads = context.arguments->shape.heads;
+  const int key_dim = context.arguments->shape.key_dim;
+  const int value_dim = context.arguments->shape.value_dim;
+  const std::int64_t head_elements = static_cast<std::int64_t>(key_dim) * value_dim;
+  const std::int64_t token_bytes = heads * value_dim * 2;
+  const int incoming_buffers = context.arguments->incoming_buffers;
   const int lane = thread % 32;
-  std::uint32_t outgoing_parity = 0;
-  RingPosition<P::kValueBuffers> value;
+  const int value_row = thread / kValuePieces;
+  const int value_piece = thread % kValuePieces;
+  RingPosition incoming;
+  RingPosition outgoing(incoming_buffers);
+  RingPosition value;
+  const auto arrive = [&](std::uint32_t barrier) {
+    __syncwarp();
+    if (lane == 0) ptx::Arrive(barrier);
+  };
   ForEachItem(context, lane, [&](const Item& item) {
     const SequenceDescriptor& sequence = item.sequence;
     const int chunks = Chunks(sequence);
-    const int columns = min(kTile, shape.value_dim - item.column);
-    const auto write = [&](void* data, std::int64_t head_stride, std::int64_t skip, DataType dtype) {
-      WriteState<KP>(context.outgoing(), data, skip + item.head * head_stride + item.column, dtype, shape.key_dim,
-                     shape.value_dim, columns, thread);
-    };
-    const auto release = [&] {
-      __syncwarp();
-      if (lane == 0) ptx::Arrive(context.outgoing_empty());
-      outgoing_parity ^= 1;
-    };
-    BoundaryCursor cursor(sequence, context.boundaries);
-    std::int64_t boundary = 0;
-    std::int64_t until_boundary = 0;
-    for (int c = 0; c < chunks; ++c) {
-      if (until_boundary == 0) {
-        if (cursor.Wants(boundary)) {
-          ptx::Wait(context.outgoing_full(), outgoing_parity);
-          const StateReference& all = sequence.all_boundaries;
-          if (all.data != nullptr) {
-            const std::int64_t head_elements = static_cast<std::int64_t>(shape.key_dim) * shape.value_dim;
-            write(all.data, head_elements, boundary * shape.heads * head_elements, all.dtype);
+    const int last_rows = static_cast<int>(sequence.length - static_cast<std::int64_t>(chunks - 1) * kChunk);
+    const std::int64_t head = item.head;
+    const int first_column = item.column;
+    const int columns = min(Tile, value_dim - first_column);
+    const bool has_final = sequence.slot.data != nullptr || sequence.final_state.data != nullptr;
+    const bool packed_boundaries = sequence.packed_boundaries != 0;
+    const DataType all_dtype = sequence.all_boundaries.dtype;
+    const int all_element = all_dtype == DataType::kFloat32 ? 4 : 2;
+    auto* of_all = static_cast<std::byte*>(sequence.all_boundaries.data) +
+                   (head * head_elements + first_column) * static_cast<std::int64_t>(all_element);
+    const std::int64_t of_all_stride = heads * head_elements * all_element;
+    auto* values = static_cast<std::byte*>(sequence.v_new) + (head * value_dim + first_column) * 2;
+    const bool has_values = sequence.v_new != nullptr;
+    const bool aligned_values = reinterpret_cast<std::uintptr_t>(values) % 16 == 0;
+    values += aligned_values ? value_row * token_bytes + value_piece * 16 : 0;
+    const bool piece_inside = value_piece * 8 < columns;
+    BoundaryCursor cursor(sequence, context.boundaries(), num_householder);
+
+    ptx::Wait(context.state_full(incoming.slot), incoming.parity);
+#pragma unroll 1
+    for (int c = 0; c <= chunks; ++c) {
+      const bool is_final = c == chunks;
+      if (is_final ? has_final : cursor.Wants(c)) {
+        const bool loaded = c == 0 && !is_final;  // boundary 0 is the initial state as it was loaded
+        if (!loaded) ptx::Wait(context.state_full(outgoing.slot), outgoing.parity);
+        const std::byte* staged = context.template at<std::byte>(context.state(loaded ? incoming.slot : outgoing.slot));
+        // One place writes all states, to spare the instruction cache.
+#pragma unroll 1
+        for (int finals = 0;;) {
+          std::byte* to = nullptr;
+          DataType dtype = all_dtype;
+          if (is_final) {
+            if (finals == 2) break;
+            const StateReference& state = finals == 0 ? sequence.slot : sequence.final_state;
+            ++finals;
+            if (state.data == nullptr) continue;
+            to = TileOf(state, head, first_column);
+            dtype = state.dtype;
+          } else if (cursor.TakeOfAll(c)) {
+            to = of_all;
+            of_all += of_all_stride;
+          } else if (const BoundaryDescriptor* single = cursor.TakeSingle(c)) {
+            to = TileOf(single->destination, head, first_column);
+            dtype = single->destination.dtype;
+          } else {
+            break;
           }
-          while (const BoundaryDescriptor* single = cursor.Take(boundary)) {
-            write(single->destination.data, single->destination.head_stride, 0, single->destination.dtype);
-          }
-          release();
+          WriteState<KP, Tile>(packed_boundaries && !loaded && !is_final, staged, to, dtype, key_dim, value_dim,
+                               columns, thread);
         }
-        ++boundary;
-        until_boundary = shape.num_householder;
+        if (!loaded) {
+          arrive(context.state_empty(outgoing.slot));
+          outgoing.Advance(P::kStateBuffers, incoming_buffers);
+        }
       }
-      --until_boundary;
-      if (sequence.v_new != nullptr) {
-        const int rows = static_cast<int>(min(static_cast<std::int64_t>(kChunk), sequence.length - static_cast<std::int64_t>(c) * kChunk));
-        auto* destination = static_cast<std::uint16_t*>(sequence.v_new) +
-                            (static_cast<std::int64_t>(c) * kChunk * shape.heads + item.head) * shape.value_dim + item.column;
-        const std::int64_t row_stride = shape.heads * shape.value_dim;
+      if (c == 0) {
+        arrive(context.state_empty(incoming.slot));
+        incoming.Advance(incoming_buffers);
+      }
+      if (is_final) break;
+      if (has_values) {
+        const int rows = c == chunks - 1 ? last_rows : kChunk;
         ptx::Wait(context.value_full(value.slot), value.parity);
-        const auto* staged = reinterpret_cast<const std::uint16_t*>(context.values(value.slot));
-        if (reinterpret_cast<std::uintptr_t>(destination) % 16 == 0) {
-          const int piece = thread % 8;
+        const auto* staged = context.template at<std::uint16_t>(context.values(value.slot));
+        if (aligned_values) {
+          uint4 held[kChunk / kValueRows];
 #pragma unroll
-          for (int i = 0; i < kChunk / 16; ++i) {
-            const int row = thread / 8 + i * 16;
-            if (row < rows && piece * 8 < columns) {
-              *reinterpret_cast<uint4*>(destination + row * row_stride + piece * 8) =
-                  *reinterpret_cast<const uint4*>(staged + row * kValuePitch + piece * 8);
+          for (int i = 0; i < kChunk / kValueRows; ++i) {
+            held[i] = *reinterpret_cast<const uint4*>(staged + (value_row + i * kValueRows) * P::kValuePitch +
+                                                      value_piece * 8);
+          }
+#pragma unroll
+          for (int i = 0; i < kChunk / kValueRows; ++i) {
+            if (value_row + i * kValueRows < rows && piece_inside) {
+              ptx::StoreGlobal16(values + i * kValueRows * token_bytes, held[i]);
             }
           }
         } else {
+#pragma unroll 1
           for (int i = thread; i < rows * columns; i += 128) {
             const int row = i / columns;
             const int column = i - row * columns;
-            destination[row * row_stride + column] = staged[row * kValuePitch + column];
+            *reinterpret_cast<std::uint16_t*>(values + row * token_bytes + column * 2) =
+                staged[row * P::kValuePitch + column];
           }
         }
-        __syncwarp();
-        if (lane == 0) ptx::Arrive(context.value_empty(value.slot));
-        value.Advance();
+        values += kChunk * token_bytes;
+        arrive(context.value_empty(value.slot));
+        value.Advance(P::kValueBuffers);
       }
-    }
-    if (sequence.slot.data != nullptr || sequence.final_state.data != nullptr) {
-      ptx::Wait(context.outgoing_full(), outgoing_parity);
-      const StateReference& slot = sequence.slot;
-      const StateReference& final_state = sequence.final_state;
-      if (slot.data != nullptr) write(slot.data, slot.head_stride, 0, slot.dtype);
-      if (final_state.data != nullptr) write(final_state.data, final_state.head_stride, 0, final_state.dtype);
-      release();
-    }
-    if constexpr (P::kSharedState) {
-      __syncwarp();
-      if (lane == 0) ptx::Arrive(context.item_written());
     }
   });
 }
 
-/// S^T of one thread: per group of 64 keys, element 4j + 2h + b is value column 16 warp + lane/4 + 8h and key
-/// 8j + 2 (lane % 4) + b.
+/// S^T of one thread: per group of 64 keys, element 4j + 2h + b is key 8j + 2 (lane % 4) + b and value column
+/// column + 8h, column being 16 warp + lane/4 in tiles of 64 and 8 warp + lane/4 in tiles of 32, where h = 1 is unused.
 template <int KP>
-using StateFragment = float[Plan<KP>::kGroups][32];
+using StateFragment = float[KP / 64][32];
 
-template <int KP>
+__device__ __forceinline__ constexpr int KeyOf(int element) { return (element / 4) * 8 + element % 2; }
+__device__ __forceinline__ constexpr int HalfOf(int element) { return (element / 2) % 2; }
+
+template <int KP, int Tile>
 __device__ __forceinline__ void StageState(float* staged, const StateFragment<KP>& s, int column, int pair) {
-  float* base = staged + 2 * pair * kStatePitch + column;
+  using P = Plan<KP, Tile>;
+  float* base = staged + 2 * pair * P::kStatePitch + column;
 #pragma unroll
-  for (int group = 0; group < Plan<KP>::kGroups; ++group) {
+  for (int group = 0; group < P::kGroups; ++group) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const int key = group * 64 + (i / 4) * 8 + i % 2;
-      base[key * kStatePitch + ((i / 2) % 2) * 8] = s[group][i];
+      if (HalfOf(i) < P::kHalves) base[(group * 64 + KeyOf(i)) * P::kStatePitch + HalfOf(i) * 8] = s[group][i];
     }
   }
 }
 
-/// The left operand of four products: 64 keys of S^T.
-template <typename T>
-__device__ __forceinline__ void PackKeys(std::uint32_t (&left)[4][4], const float (&s)[32]) {
+template <int KP, int Tile>
+__device__ __forceinline__ void ReadState(const float* staged, StateFragment<KP>& s, int column, int pair) {
+  using P = Plan<KP, Tile>;
+  const float* base = staged + 2 * pair * P::kStatePitch + column;
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      left[step][i] = Pack<T>(s[step * 8 + i * 2], s[step * 8 + i * 2 + 1]);
-      asm volatile("" : "+r"(left[step][i])::"memory");
-    }
-  }
-}
-
-template <int KP, typename Read>
-__device__ __forceinline__ void ReadState(StateFragment<KP>& s, int column, int pair, int key_dim, int columns,
-                                          Read read) {
-#pragma unroll
-  for (int group = 0; group < Plan<KP>::kGroups; ++group) {
+  for (int group = 0; group < P::kGroups; ++group) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const int key = group * 64 + (i / 4) * 8 + 2 * pair + i % 2;
-      const int v = column + ((i / 2) % 2) * 8;
-      s[group][i] = key < key_dim && v < columns ? read(key, v) : 0.0F;
+      s[group][i] = HalfOf(i) < P::kHalves ? base[(group * 64 + KeyOf(i)) * P::kStatePitch + HalfOf(i) * 8] : 0.0F;
     }
   }
 }
 
 /// Warps 0-3.
-template <typename T, int KP>
-__device__ void ComputeProducts(const Context<KP>& context, int thread) {
-  using P = Plan<KP>;
+template <typename T, int KP, int Tile>
+__device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
+  using P = Plan<KP, Tile>;
+  constexpr int kHalves = P::kHalves;
   const LaunchShape& shape = context.arguments->shape;
+  const int num_householder = Uniform(static_cast<int>(shape.num_householder));
+  const int incoming_buffers = Uniform(context.arguments->incoming_buffers);
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int pair = lane % 4;
-  const int column = warp * 16 + lane / 4;
+  const int column = warp * 8 * kHalves + lane / 4;
 
-  // Where this lane reads u and writes v_new, as rows of 8x8 matrices: tokens by lane, columns in pieces of 16 bytes.
-  const int matrix_row = (lane / 16) * 8 + lane % 8;
-  const int matrix_piece = warp * 2 + (lane / 8) % 2;
-  const std::uint32_t u_offset = matrix_row * 128 + ((matrix_piece ^ (matrix_row % 8)) * 16);
-  const std::uint32_t value_offset = matrix_row * kValuePitch * 2 + matrix_piece * 16;
+  // Four 8x8 matrices move at a time, their rows tokens or keys and their columns pieces of 16 bytes: in tiles of 64
+  // two blocks of rows by two pieces, in tiles of 32 four blocks of rows by one. This lane addresses one row of one
+  // matrix.
+  constexpr int kBlocks = 4 / kHalves;
+  const int matrix_row = (kHalves == 2 ? lane / 16 : lane / 8) * 8 + lane % 8;
+  const int matrix_piece = kHalves == 2 ? warp * 2 + (lane / 8) % 2 : warp;
+  const std::uint32_t u_offset =
+      matrix_row * Tile * 2 + ((matrix_piece ^ (kHalves == 2 ? matrix_row % 8 : matrix_row / 2 % 4)) * 16);
+  const std::uint32_t value_offset = matrix_row * P::kValuePitch * 2 + matrix_piece * 16;
+  const std::uint32_t packed_offset = matrix_row * P::kStatePitch16 * 2 + matrix_piece * 16;
 
-  const int num_householder = Uniform(static_cast<int>(shape.num_householder));
+  // The left operands of the products under way; rows beyond a narrow tile stay zero. They are read so that the
+  // compiler does not know it, or it would put zeros into the registers again for every product.
+  constexpr int kGroupsInFlight = P::kGroups == 2 ? 2 : 1;
+  std::uint32_t left[kGroupsInFlight][4][4];
+#pragma unroll
+  for (int i = 0; i < kGroupsInFlight * 16; ++i) left[i / 16][i / 4 % 4][i % 4] = *context.zero();
+
+  constexpr std::uint32_t kBothSigns = 0x80008000U;
   StateFragment<KP> s;
   float x[32];
-  RingPosition<P::kStages> position;
-  RingPosition<P::kValueBuffers> value;
-  std::uint32_t incoming_parity = 0;
-  std::uint32_t outgoing_parity = 0;
+  float decay = 1.0F;
+  float2 factor[8];
+  RingPosition position;
+  RingPosition value;
+  RingPosition incoming;
+  RingPosition outgoing(incoming_buffers);
 
-  const auto arrive = [&](std::uint64_t* barrier) {
+  const auto arrive = [&](std::uint32_t barrier) {
     __syncwarp();
     if (lane == 0) ptx::Arrive(barrier);
   };
-  const auto stage_state = [&] {
-    ptx::Wait(context.outgoing_empty(), outgoing_parity ^ 1);
-    StageState<KP>(context.outgoing(), s, column, pair);
-    arrive(context.outgoing_full());
-    outgoing_parity ^= 1;
-  };
-  const auto load_u = [&] {
-    ptx::Wait(context.w_full(position.slot), position.parity);
-    const std::uint32_t address = ptx::SharedAddress(context.u(position.slot)) + u_offset;
+  const auto load_decay = [&](int stage) { decay = context.factors(stage)[kChunk]; };
+  const auto load_factors = [&](int stage) {
+    const float* factors = context.factors(stage);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      std::uint32_t fragment[4];
-      ptx::LoadTransposed(fragment, address + i * 16 * 128);
+    for (int j = 0; j < 8; ++j) factor[j] = *reinterpret_cast<const float2*>(factors + j * 8 + pair * 2);
+  };
+  // u of a chunk as it is stored, then negated into the sum of -x.
+  constexpr int kFragments = 2 * kHalves;
+  std::uint32_t fragments[kFragments][4];
+  const auto load_u = [&](const RingPosition& at) {
+    ptx::Wait(context.w_full(at.slot), at.parity);
+    const std::uint32_t address = context.u(at.slot) + u_offset;
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) ptx::LoadTransposed(fragments[i], address + i * kBlocks * 8 * Tile * 2);
+  };
+  const auto start_x = [&] {
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float2 both = Unpack<T>(fragment[j]);
-        x[i * 8 + j * 2] = both.x;
-        x[i * 8 + j * 2 + 1] = both.y;
+        const float2 both = Unpack<T>(fragments[i][j] ^ kBothSigns);
+        const int element = kHalves == 2 ? i * 8 + j * 2 : i * 16 + j * 4;
+        x[element] = both.x;
+        x[element + 1] = both.y;
       }
     }
+  };
+  // Fragments of 16-bit elements, one register per 8x8 matrix, to rows in shared memory.
+  const auto store_fragments = [&](std::uint32_t address, int row_bytes, const std::uint32_t(&stored)[4][4]) {
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) {
+      const std::uint32_t to = address + i * kBlocks * 8 * row_bytes;
+      if constexpr (kHalves == 2) {
+        ptx::StoreTransposed(to, stored[i][0], stored[i][1], stored[i][2], stored[i][3]);
+      } else {
+        ptx::StoreTransposed(to, stored[2 * i][0], stored[2 * i][2], stored[2 * i + 1][0], stored[2 * i + 1][2]);
+      }
+    }
+  };
+  const auto stage_state = [&] {
+    ptx::Wait(context.state_empty(outgoing.slot), outgoing.parity ^ 1);
+    StageState<KP, Tile>(context.template at<float>(context.state(outgoing.slot)), s, column, pair);
+    arrive(context.state_full(outgoing.slot));
+    outgoing.Advance(P::kStateBuffers, incoming_buffers);
   };
 
   ForEachItem(context, lane, [&](const Item& item) {
     const SequenceDescriptor& sequence = item.sequence;
     const int chunks = Chunks(sequence);
     const bool wants_values = Uniform(sequence.v_new != nullptr) != 0;
-    BoundaryCursor cursor(sequence, context.boundaries);
-    std::int64_t boundary = 0;
-    int until_boundary = 0;
+    const bool packed_boundaries = Uniform(sequence.packed_boundaries) != 0;
+    const bool has_final = Uniform(sequence.slot.data != nullptr || sequence.final_state.data != nullptr) != 0;
+    BoundaryCursor cursor(sequence, context.boundaries(), num_householder);
+    cursor.Pass(0);  // boundary 0 is not ours to store
 
-    if (chunks > 0) load_u();
-    ptx::Wait(context.incoming_full(), incoming_parity);
-    incoming_parity ^= 1;
-    {
-      const StateReference& state = sequence.initial_state;
-      const std::byte* incoming = context.incoming();
-      const int columns = shape.value_dim - item.column;
-      const int key_dim = state.data == nullptr ? 0 : shape.key_dim;
-      if (state.dtype == DataType::kFloat32) {
-        ReadState<KP>(s, column, pair, key_dim, columns, [&](int key, int v) {
-          return reinterpret_cast<const float*>(incoming)[key * kStatePitch + v];
-        });
-      } else if (state.dtype == DataType::kBFloat16) {
-        ReadState<KP>(s, column, pair, key_dim, columns, [&](int key, int v) {
-          return ToFloat(reinterpret_cast<const __nv_bfloat16*>(incoming)[key * kStatePitch16 + v]);
-        });
-      } else {
-        ReadState<KP>(s, column, pair, key_dim, columns, [&](int key, int v) {
-          return ToFloat(reinterpret_cast<const __half*>(incoming)[key * kStatePitch16 + v]);
-        });
+    ptx::Wait(context.state_full(incoming.slot), incoming.parity);
+    ReadState<KP, Tile>(context.template at<const float>(context.state(incoming.slot)), s, column, pair);
+    arrive(context.state_empty(incoming.slot));
+    incoming.Advance(incoming_buffers);
+
+#pragma unroll
+    for (int i = 0; i < 32; ++i) x[i] = 0.0F;
+    if (chunks > 0) {
+      load_u(position);
+      start_x();
+      if constexpr (!P::kSplit) {
+        load_decay(position.slot);
+        load_factors(position.slot);
       }
     }
-    if constexpr (P::kSharedState) asm volatile("bar.sync 1, 128;" ::: "memory");
-    arrive(context.incoming_empty());
-
+    int finished = -1;  // the stage before, released when there is time
+#pragma unroll 1
     for (int c = 0; c < chunks; ++c) {
-      bool wants_boundary = false;
-      if (until_boundary == 0) {
-        wants_boundary = cursor.Wants(boundary);
-        while (cursor.Take(boundary) != nullptr) {
-        }
-        ++boundary;
-        until_boundary = num_householder;
-      }
-      --until_boundary;
-      wants_boundary = Uniform(wants_boundary) != 0;
+      const bool wants_boundary = cursor.Wants(c);
+      const bool more = c + 1 < chunks;
+      RingPosition next = position;
+      next.Advance(P::kStages);
 
-      // x^T = u^T - S^T w^T, at most 128 keys of the left operand in registers at a time.
-      constexpr int kGroupsInFlight = P::kGroups < 3 ? P::kGroups : 2;
-      const std::uint64_t w_operand = ptx::OperandDescriptor(ptx::SharedAddress(context.w(position.slot)));
+      // -x^T = S^T w^T - u^T, no more than 128 keys of the left operand in registers at a time.
+      const std::uint64_t w_operand = ptx::OperandDescriptor(context.w(position.slot));
 #pragma unroll
       for (int first = 0; first < P::kGroups; first += kGroupsInFlight) {
-        std::uint32_t left[kGroupsInFlight][4][4];
 #pragma unroll
-        for (int group = 0; group < kGroupsInFlight && first + group < P::kGroups; ++group) PackKeys<T>(left[group], s[first + group]);
-        if (first == 0) {
-          ptx::WaitForProducts();  // none is in flight; lets the compiler see that S may be read during these
+        for (int group = 0; group < kGroupsInFlight; ++group) {
+          if (first + group >= P::kGroups) break;
+#pragma unroll
+          for (int step = 0; step < 4; ++step) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              if (i % 2 >= kHalves) continue;
+              const float* from = &s[first + group][step * 8 + i * 2];
+              left[group][step][i] = Pack<T>(from[0], from[1]);
+              asm volatile("" : "+r"(left[group][step][i])::"memory");
+            }
+          }
         }
+        if (first == 0) ptx::WaitForProducts();  // none is in flight; lets the compiler see that S may be read below
         ptx::PinRegisters(x);
         ptx::ProductFence();
 #pragma unroll
-        for (int group = 0; group < kGroupsInFlight && first + group < P::kGroups; ++group) {
+        for (int group = 0; group < kGroupsInFlight; ++group) {
+          if (first + group >= P::kGroups) break;
 #pragma unroll
           for (int step = 0; step < 4; ++step) {
-            ptx::SubtractProduct<T>(x, left[group][step],
-                                    w_operand + (first + group) * (kBoxBytes >> 4) + step * (32 >> 4));
+            ptx::AddProductTransposed<T>(x, left[group][step],
+                                         w_operand + (first + group) * (kBoxBytes >> 4) + step * (32 >> 4));
           }
         }
         ptx::CommitProducts();
+        // In the shadow of the product: the boundary leaves, in the operand's form if that will do.
+        if (wants_boundary && packed_boundaries) {
+          if (first == 0) ptx::Wait(context.state_empty(outgoing.slot), outgoing.parity ^ 1);
+          const std::uint32_t to = context.state(outgoing.slot) + packed_offset;
+#pragma unroll
+          for (int group = 0; group < kGroupsInFlight; ++group) {
+            if (first + group >= P::kGroups) break;
+            constexpr int kRowBytes = P::kStatePitch16 * 2;
+            store_fragments(to + (first + group) * 64 * kRowBytes, kRowBytes, left[group]);
+          }
+          if (first + kGroupsInFlight >= P::kGroups) {
+            arrive(context.state_full(outgoing.slot));
+            outgoing.Advance(P::kStateBuffers, incoming_buffers);
+          }
+        }
         if (first + kGroupsInFlight < P::kGroups) {
           ptx::WaitForProducts();
           ptx::PinRegisters(x);
         }
       }
+      if (wants_boundary && !packed_boundaries) stage_state();
 
-      // In the shadow of the first product: the boundary leaves, then S decays.
-      if (wants_boundary) stage_state();
-      ptx::Wait(context.k_full(position.slot), position.parity);
-      const float* factors = context.factors(position.slot);
-      const float decay = factors[kChunk];
+      // Then S decays, and the next u is on its way.
+      if (finished >= 0) arrive(context.k_empty(finished));
+      if constexpr (P::kSplit) {
+        ptx::Wait(context.k_full(position.slot), position.parity);
+        load_decay(position.slot);
+      }
 #pragma unroll
       for (int group = 0; group < P::kGroups; ++group) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) s[group][i] *= decay;
+        for (int i = 0; i < 32; ++i) {
+          if (HalfOf(i) < kHalves) s[group][i] *= decay;
+        }
       }
-      float2 factor[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) factor[j] = *reinterpret_cast<const float2*>(factors + j * 8 + pair * 2);
-
+      if (!P::kSplit && more) load_u(next);
       ptx::WaitForProducts();
       ptx::PinRegisters(x);
-      arrive(context.w_empty(position.slot));
+      if constexpr (P::kSplit) {
+        load_factors(position.slot);  // only now: registers are short
+        arrive(context.w_empty(position.slot));
+      }
 
-      // S^T += x^T k, 16 tokens at a time.
-      const std::uint64_t k_operand = ptx::OperandDescriptor(ptx::SharedAddress(context.k(position.slot)));
-      std::uint32_t v_new[4][4];
-      std::uint32_t left[4][4];
+      // S^T += x^T k.
+      const std::uint64_t k_operand = ptx::OperandDescriptor(context.k(position.slot));
+      constexpr int kStepsInFlight = P::kGroups == 4 ? 2 : 4;  // of 16 tokens; as many as there are registers for
+      std::uint32_t v_new[4][4] = {};
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
+      for (int first = 0; first < 4; first += kStepsInFlight) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float low = x[step * 8 + i * 2];
-          const float high = x[step * 8 + i * 2 + 1];
-          const float2 scale = factor[step * 2 + i / 2];
-          v_new[step][i] = Pack<T>(low, high);
-          left[step][i] = Pack<T>(low * scale.x, high * scale.y);
-          asm volatile("" : "+r"(left[step][i])::"memory");
+        for (int step = 0; step < kStepsInFlight; ++step) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            if (i % 2 >= kHalves) continue;
+            const float low = x[(first + step) * 8 + i * 2];
+            const float high = x[(first + step) * 8 + i * 2 + 1];
+            const float2 scale = factor[(first + step) * 2 + i / 2];
+            v_new[first + step][i] = Pack<T>(low, high);
+            left[0][step][i] = Pack<T>(low * scale.x, high * scale.y);
+            asm volatile("" : "+r"(left[0][step][i])::"memory");
+          }
+        }
+#pragma unroll
+        for (int group = 0; group < P::kGroups; ++group) ptx::PinRegisters(s[group]);
+        ptx::ProductFence();
+#pragma unroll
+        for (int step = 0; step < kStepsInFlight; ++step) {
+#pragma unroll
+          for (int group = 0; group < P::kGroups; ++group) {
+            ptx::AddProduct<T>(s[group], left[0][step],
+                               k_operand + group * (kBoxBytes >> 4) + (first + step) * (16 * 128 >> 4));
+          }
+        }
+        ptx::CommitProducts();
+        if (first + kStepsInFlight < 4) ptx::WaitForProducts();
+      }
+
+      // In the shadow of the second product: the next x starts, v_new leaves.
+      if (more) {
+        if constexpr (P::kSplit) load_u(next);
+        start_x();
+        if constexpr (!P::kSplit) {
+          load_decay(next.slot);
+          load_factors(next.slot);
         }
       }
-#pragma unroll
-      for (int group = 0; group < P::kGroups; ++group) ptx::PinRegisters(s[group]);
-      ptx::ProductFence();
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-#pragma unroll
-        for (int group = 0; group < P::kGroups; ++group) {
-          ptx::AddProduct<T>(s[group], left[step], k_operand + group * (kBoxBytes >> 4) + step * (16 * 128 >> 4));
-        }
-      }
-      ptx::CommitProducts();
-
-      // In the shadow of the second product: v_new leaves, the next u arrives.
       if (wants_values) {
         ptx::Wait(context.value_empty(value.slot), value.parity ^ 1);
-        const std::uint32_t address = ptx::SharedAddress(context.values(value.slot)) + value_offset;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          ptx::StoreTransposed(address + i * 16 * kValuePitch * 2, v_new[i][0], v_new[i][1], v_new[i][2], v_new[i][3]);
+        for (int step = 0; step < 4; ++step) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) v_new[step][i] ^= kBothSigns;
         }
+        store_fragments(context.values(value.slot) + value_offset, P::kValuePitch * 2, v_new);
         arrive(context.value_full(value.slot));
-        value.Advance();
+        value.Advance(P::kValueBuffers);
       }
-      const int finished = position.slot;
-      position.Advance();
-      if (c + 1 < chunks) load_u();
+      if (wants_boundary) cursor.Pass(c);
+      finished = position.slot;
+      position = next;
       ptx::WaitForProducts();
 #pragma unroll
       for (int group = 0; group < P::kGroups; ++group) ptx::PinRegisters(s[group]);
-      arrive(context.k_empty(finished));
     }
-    if (sequence.slot.data != nullptr || sequence.final_state.data != nullptr) stage_state();
+    if (finished >= 0) arrive(context.k_empty(finished));
+    if (has_final) stage_state();
   });
 }
 
-template <typename T, int KP>
+template <typename T, int KP, int Tile>
 __global__ void __launch_bounds__(kThreads, 1) Recurrence(const __grid_constant__ HopperArguments arguments) {
-  using P = Plan<KP>;
+  using P = Plan<KP, Tile>;
   extern __shared__ std::byte shared[];
-  Context<KP> context;
+  Context<KP, Tile> context;
   context.base = shared + (1024 - ptx::SharedAddress(shared) % 1024) % 1024;
+  context.shared = ptx::SharedAddress(context.base);
   context.arguments = &arguments;
-  const std::byte* block = arguments.uploaded_block != nullptr ? arguments.uploaded_block : arguments.inline_block;
-  context.maps = reinterpret_cast<const CUtensorMap*>(block);
-  context.sequences = reinterpret_cast<const SequenceDescriptor*>(block + arguments.sequences_offset);
-  context.boundaries = reinterpret_cast<const BoundaryDescriptor*>(block + arguments.boundaries_offset);
 
   const int thread = threadIdx.x;
   const int lane = thread % 32;
-  const int warp = __shfl_sync(0xffffffffU, thread / 32, 0);
+  const int warp = Uniform(thread / 32);
   if (thread == 0) {
     for (int i = 0; i < P::kStages; ++i) {
-      ptx::InitBarrier(context.w_full(i), 1);
+      ptx::InitBarrier(context.w_full(i), P::kSplit ? 1 : 2);
       ptx::InitBarrier(context.w_empty(i), 4);
-      ptx::InitBarrier(context.k_full(i), 2);
-      ptx::InitBarrier(context.k_empty(i), 4);
+      if constexpr (P::kSplit) {
+        ptx::InitBarrier(context.k_full(i), 2);
+        ptx::InitBarrier(context.k_empty(i), 4);
+      }
     }
     for (int i = 0; i < kItemSlots; ++i) {
       ptx::InitBarrier(context.item_full(i), 1);
@@ -770,31 +957,32 @@ __global__ void __launch_bounds__(kThreads, 1) Recurrence(const __grid_constant_
       ptx::InitBarrier(context.value_full(i), 4);
       ptx::InitBarrier(context.value_empty(i), 4);
     }
-    ptx::InitBarrier(context.outgoing_full(), 4);
-    ptx::InitBarrier(context.outgoing_empty(), 4);
-    ptx::InitBarrier(context.incoming_full(), 32);
-    ptx::InitBarrier(context.incoming_empty(), 4);
-    ptx::InitBarrier(context.item_written(), 4);
+    for (int i = 0; i < P::kStateBuffers; ++i) {
+      const bool incoming = i < arguments.incoming_buffers;
+      ptx::InitBarrier(context.state_full(i), incoming ? 32 : 4);
+      ptx::InitBarrier(context.state_empty(i), incoming ? 8 : 4);
+    }
     ptx::FenceBarrierInit();
+    *context.zero() = 0;
   }
   __syncthreads();
 
   if (warp < 4) {
-    ptx::RaiseRegisters<240>();
-    ComputeProducts<T, KP>(context, thread);
+    ptx::RaiseRegisters<248>();
+    ComputeProducts<T, KP, Tile>(context, thread);
   } else if (warp < 8) {
     ptx::LowerRegisters<128>();
-    WriteResults<KP>(context, thread - 128);
+    WriteResults<KP, Tile>(context, thread - 128);
   } else {
     ptx::LowerRegisters<128>();
     if (warp == 8) {
-      LoadChunks<KP>(context, lane);
+      LoadChunks<KP, Tile>(context, lane);
     } else if (warp == 9) {
-      ComputeFactors<KP>(context, lane);
+      ComputeFactors<KP, Tile>(context, lane);
     } else if (warp == 10) {
-      LoadInitialStates<KP>(context, lane);
+      LoadInitialStates<KP, Tile>(context, lane);
     } else {
-      HandOutItems<KP>(context, lane);
+      HandOutItems<KP, Tile>(context, lane);
     }
   }
 }

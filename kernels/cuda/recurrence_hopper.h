@@ -13,8 +13,6 @@
 /// multiples of 8.
 namespace gdpcache::kernels::cuda {
 
-/// Value columns one thread block works on.
-inline constexpr int kHopperValueTile = 64;
 inline constexpr int kHopperChunk = 64;
 
 /// Descriptors that travel with the launch itself instead of being uploaded.
@@ -24,9 +22,10 @@ inline constexpr std::size_t kHopperInlineBytes = 3584;
 /// boundaries.
 struct HopperArguments {
   LaunchShape shape;
-  std::int64_t items = 0;  // sequences x heads x value tiles
+  std::int64_t items = 0;       // sequences x heads x value tiles
+  std::int32_t value_tile = 0;  // columns one thread block works on, as HopperValueTile says
   std::int32_t value_tiles = 0;
-  std::int32_t maps_uploaded = 0;             // the block is in device memory rather than inline
+  std::int32_t incoming_buffers = 1;          // state buffers for initial states rather than results
   const std::byte* uploaded_block = nullptr;  // null: use inline_block
   std::int64_t sequences_offset = 0;
   std::int64_t boundaries_offset = 0;
@@ -36,6 +35,13 @@ struct HopperArguments {
 
 /// Whether the kernel covers this shape.
 bool HopperCovers(const LaunchShape& shape);
+
+/// Value columns per thread block: narrow tiles where there are few (sequence, head) pairs, so that more
+/// multiprocessors share the stores. Sums do not depend on it.
+int HopperValueTile(const LaunchShape& shape, std::int64_t sequences, int multiprocessors);
+
+/// How many of a thread block's state buffers are for initial states; the rest are for results.
+int HopperIncomingBuffers(const LaunchShape& shape);
 
 /// Queues the kernel on `multiprocessors` or fewer thread blocks.
 cudaError_t LaunchHopperRecurrence(const HopperArguments& arguments, int multiprocessors, cudaStream_t stream);

@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::int64_t kElementBytes = 2;
 constexpr cuuint32_t kBoxRows = 64;
-constexpr cuuint32_t kBoxColumns = 64;
 
 }  // namespace
 
@@ -34,18 +33,18 @@ bool TensorMapEncoder::CanEncode(const void* data, std::int64_t length, std::int
 }
 
 absl::Status TensorMapEncoder::Encode(CUtensorMap* map, const void* data, DataType dtype, std::int64_t length,
-                                      std::int64_t heads, std::int64_t width) const {
+                                      std::int64_t heads, std::int64_t width, int box_columns) const {
   const auto type = dtype == DataType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const std::array<cuuint64_t, 3> sizes = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(heads),
                                            static_cast<cuuint64_t>(length)};
   const std::array<cuuint64_t, 2> strides = {static_cast<cuuint64_t>(width * kElementBytes),
                                              static_cast<cuuint64_t>(heads * width * kElementBytes)};
-  const std::array<cuuint32_t, 3> box = {kBoxColumns, 1, kBoxRows};
+  const std::array<cuuint32_t, 3> box = {static_cast<cuuint32_t>(box_columns), 1, kBoxRows};
   const std::array<cuuint32_t, 3> steps = {1, 1, 1};
-  const CUresult result =
-      encode_(map, type, 3, const_cast<void*>(data), sizes.data(), strides.data(), box.data(), steps.data(),
-              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto swizzle = box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  const CUresult result = encode_(map, type, 3, const_cast<void*>(data), sizes.data(), strides.data(), box.data(),
+                                  steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return absl::InternalError(absl::StrCat("CUDA: cuTensorMapEncodeTiled failed with ", static_cast<int>(result),
                                             " for a [", length, ", ", heads, ", ", width, "] tensor"));

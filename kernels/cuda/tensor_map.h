@@ -20,9 +20,10 @@ class TensorMapEncoder {
   /// Whether a [length, heads, width] tensor at `data` can have a map.
   static bool CanEncode(const void* data, std::int64_t length, std::int64_t width);
 
-  /// Boxes of 64 rows of one head by 64 columns, 128-byte swizzle, of a dense [length, heads, width] tensor.
+  /// Boxes of 64 rows of one head by `box_columns` (32 or 64) of a dense [length, heads, width] tensor of 16-bit
+  /// elements, swizzled over the bytes of a box's row.
   absl::Status Encode(CUtensorMap* map, const void* data, DataType dtype, std::int64_t length, std::int64_t heads,
-                      std::int64_t width) const;
+                      std::int64_t width, int box_columns) const;
 
  private:
   using EncodeFunction = decltype(&cuTensorMapEncodeTiled);

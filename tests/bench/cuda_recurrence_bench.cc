@@ -42,21 +42,21 @@ constexpr double kBytesPerMicrosecond = 4.3e6;  // of the H200, reads plus write
 constexpr std::size_t kPoolElements = std::size_t{1} << 23;
 constexpr std::size_t kMinRotationBytes = std::size_t{400} << 20;  // several times the L2 cache
 
-#define CHECK_OK(expression)                                                        \
-  do {                                                                              \
-    const auto check_status = (expression);                                         \
-    if (!check_status.ok()) {                                                       \
+#define CHECK_OK(expression)                                                           \
+  do {                                                                                 \
+    const auto check_status = (expression);                                            \
+    if (!check_status.ok()) {                                                          \
       std::fprintf(stderr, "%s: %s\n", #expression, StatusText(check_status).c_str()); \
-      std::exit(1);                                                                 \
-    }                                                                               \
+      std::exit(1);                                                                    \
+    }                                                                                  \
   } while (false)
 
-#define CHECK_CUDA(expression)                                                             \
-  do {                                                                                     \
-    if (const cudaError_t check_error = (expression); check_error != cudaSuccess) {        \
-      std::fprintf(stderr, "%s: %s\n", #expression, cudaGetErrorString(check_error));      \
-      std::exit(1);                                                                        \
-    }                                                                                      \
+#define CHECK_CUDA(expression)                                                        \
+  do {                                                                                \
+    if (const cudaError_t check_error = (expression); check_error != cudaSuccess) {   \
+      std::fprintf(stderr, "%s: %s\n", #expression, cudaGetErrorString(check_error)); \
+      std::exit(1);                                                                   \
+    }                                                                                 \
   } while (false)
 
 std::string StatusText(const absl::Status& status) { return status.ToString(); }
@@ -157,8 +157,8 @@ class Bench {
     const std::size_t size = static_cast<std::size_t>(elements * ByteSize(pool.dtype));
     Buffer buffer = Take(backend_->Allocate(size, MemoryKind::kDevice));
     for (std::size_t at = 0; at < size; at += pool.host.size()) {
-      CHECK_OK(backend_->CopyBytes(
-          {{buffer.bytes() + at, pool.device.data(), std::min(pool.host.size(), size - at)}}, *stream_));
+      CHECK_OK(backend_->CopyBytes({{buffer.bytes() + at, pool.device.data(), std::min(pool.host.size(), size - at)}},
+                                   *stream_));
     }
     return buffer;
   }
@@ -204,8 +204,8 @@ Bench::Set Bench::MakeSet(const BenchShape& shape, DataType states_dtype, bool a
   set.v_new = Take(backend_->Allocate(static_cast<std::size_t>(tokens * H * shape.value_dim * 2), MemoryKind::kDevice));
   set.slots = Take(backend_->Allocate(static_cast<std::size_t>(sequences * state * 4), MemoryKind::kDevice));
   if (all) {
-    set.h = Take(backend_->Allocate(static_cast<std::size_t>(boundaries * state * ByteSize(states_dtype)),
-                                    MemoryKind::kDevice));
+    set.h = Take(
+        backend_->Allocate(static_cast<std::size_t>(boundaries * state * ByteSize(states_dtype)), MemoryKind::kDevice));
   } else {
     set.singles = Take(backend_->Allocate(static_cast<std::size_t>(sequences * 3 * state * 4), MemoryKind::kDevice));
   }
@@ -236,8 +236,9 @@ Bench::Set Bench::MakeSet(const BenchShape& shape, DataType states_dtype, bool a
     } else {
       auto& stores = set.boundaries[static_cast<std::size_t>(n)];
       for (std::int64_t i = 0; i < std::min<std::int64_t>(3, count); ++i) {
-        stores.push_back({i * (count / 3), {set.singles.bytes() + (n * 3 + i) * state * 4, DataType::kFloat32,
-                                            shape.key_dim * shape.value_dim}});
+        stores.push_back(
+            {i * (count / 3),
+             {set.singles.bytes() + (n * 3 + i) * state * 4, DataType::kFloat32, shape.key_dim * shape.value_dim}});
       }
       sequence.boundaries = stores;
     }
@@ -285,10 +286,9 @@ double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
   const std::int64_t H = shape.heads;
   const std::int64_t K = shape.key_dim;
   const std::int64_t V = shape.value_dim;
-  CHECK_OK(backend_->ZeroBytes({{set.slots.data(), set.slots.size()},
-                                {set.v_new.data(), set.v_new.size()},
-                                {set.h.data(), set.h.size()}},
-                               *stream_));
+  CHECK_OK(backend_->ZeroBytes(
+      {{set.slots.data(), set.slots.size()}, {set.v_new.data(), set.v_new.size()}, {set.h.data(), set.h.size()}},
+      *stream_));
   CHECK_OK(backend_->RunRecurrence(Shape(shape), set.sequences, *stream_));
   CHECK_OK(backend_->Synchronize(*stream_));
 
@@ -297,8 +297,8 @@ double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
   const std::int64_t head = H - 1;
   const std::int64_t columns[2] = {0, V - 3};
   const std::int64_t length = std::min<std::int64_t>(sequence.length, 8192);
-  const auto first_row = static_cast<std::size_t>(
-      (static_cast<const std::byte*>(sequence.k) - set.k.bytes()) / (H * K * 2));
+  const auto first_row =
+      static_cast<std::size_t>((static_cast<const std::byte*>(sequence.k) - set.k.bytes()) / (H * K * 2));
   std::vector<double> state(static_cast<std::size_t>(2 * K));
   std::vector<double> x(128);
   std::vector<double> exact_v, exact_h, exact_slot, v_new, h, slot;
@@ -311,7 +311,8 @@ double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
     for (std::int64_t key = 0; key < K; ++key) {
       for (std::size_t i = 0; i < 2; ++i) {
         exact.push_back(state[static_cast<std::size_t>(key) * 2 + i]);
-        actual.push_back(testing::Decode(dtype, &bytes[static_cast<std::size_t>((key * V + columns[i]) * ByteSize(dtype))]));
+        actual.push_back(
+            testing::Decode(dtype, &bytes[static_cast<std::size_t>((key * V + columns[i]) * ByteSize(dtype))]));
       }
     }
   };
@@ -339,7 +340,8 @@ double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
         exact_v.push_back(sum);
         v_new.push_back(testing::Decode(
             DataType::kBFloat16, &v_bytes[static_cast<std::size_t>((((c * 64 + t) * H + head) * V + columns[i]) * 2)]));
-        x[static_cast<std::size_t>(t) * 2 + i] = sum * std::exp2(g_last - static_cast<double>(static_cast<float>(Decay(t))));
+        x[static_cast<std::size_t>(t) * 2 + i] =
+            sum * std::exp2(g_last - static_cast<double>(static_cast<float>(Decay(t))));
       }
     }
     for (double& s : state) s *= std::exp2(g_last);
@@ -380,8 +382,8 @@ void Bench::RunShape(const BenchShape& shape) {
     const DataType states_dtype = variant == 1 ? DataType::kBFloat16 : DataType::kFloat32;
     const double total = bytes + (all ? boundaries * static_cast<double>(ByteSize(states_dtype)) : 12 * H * K * V);
     std::vector<Set> sets;
-    const auto count = static_cast<std::size_t>(
-        std::clamp(std::ceil(static_cast<double>(kMinRotationBytes) / total), 2.0, 16.0));
+    const auto count =
+        static_cast<std::size_t>(std::clamp(std::ceil(static_cast<double>(kMinRotationBytes) / total), 2.0, 16.0));
     for (std::size_t i = 0; i < count; ++i) sets.push_back(MakeSet(shape, states_dtype, all));
     const double error = all ? Check(shape, states_dtype, sets[0]) : 0;
     const double time = MedianMicroseconds(Shape(shape), sets);
@@ -393,7 +395,10 @@ void Bench::RunShape(const BenchShape& shape) {
     bars_met_ += met ? 1 : 0;
     ++bars_;
     std::printf("%c %-7s %8.1f us  floor %7.1f  ratio %5.2f  per step %6.3f us", shape.name,
-                !all ? "3 f32" : variant == 0 ? "f32" : "bf16", time, floor, time / floor, time / steps);
+                !all           ? "3 f32"
+                : variant == 0 ? "f32"
+                               : "bf16",
+                time, floor, time / floor, time / steps);
     if (all) {
       const double triton = shape.triton_us[variant];
       std::printf("  Triton %6.0f  speed-up %5.2f  error %.1e", triton, triton / time, error);
@@ -441,8 +446,9 @@ void Bench::StateCopies() {
       return static_cast<double>(times[static_cast<std::size_t>(repeats_ / 2)]);
     };
     const double ours = time([&] { CHECK_OK(backend_->CopyStates(shape, copies, *stream_)); });
-    const double plain =
-        time([&] { CHECK_OK(backend_->CopyBytes({{destination.data(), source.data(), size}}, *stream_)); });
+    const double plain = time([&] {
+      CHECK_OK(backend_->CopyBytes({{destination.data(), source.data(), size}}, *stream_));
+    });
     std::printf("state copies, %4zu MB: %7.1f us, %5.2f TB/s; one cudaMemcpy of that size %7.1f us, %5.2f TB/s\n",
                 size >> 20, ours, 2 * static_cast<double>(size) / ours * 1e-6, plain,
                 2 * static_cast<double>(size) / plain * 1e-6);
@@ -477,8 +483,8 @@ void Bench::SmallCall() {
 
 void Bench::Summary() const {
   if (timed_ == 0) return;
-  std::printf("geometric mean speed-up %.2f over %d, slower on %d; bars met %d of %d\n", std::exp(log_speedups_ / timed_),
-              timed_, slower_, bars_met_, bars_);
+  std::printf("geometric mean speed-up %.2f over %d, slower on %d; bars met %d of %d\n",
+              std::exp(log_speedups_ / timed_), timed_, slower_, bars_met_, bars_);
 }
 
 int Main(int argc, char** argv) {
