@@ -133,11 +133,13 @@ absl::StatusOr<std::unique_ptr<Backend>> CudaBackend::Create(int device) {
                                                "; at least 8.0 is needed"));
   }
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(PrepareGenericRecurrence());
   std::optional<TensorMapEncoder> encoder;
   if (properties.major == 9 && properties.minor == 0) {
     absl::StatusOr<TensorMapEncoder> created = TensorMapEncoder::Create();
     if (!created.ok()) return created.status();
     encoder = *created;
+    GDPCACHE_RETURN_IF_CUDA_ERROR(PrepareHopperRecurrence());
   }
   return std::unique_ptr<Backend>(new CudaBackend(device, properties, encoder));
 }
@@ -303,22 +305,30 @@ absl::Status CudaBackend::RunRecurrence(const RecurrenceShape& shape, absl::Span
 }
 
 absl::Status CudaBackend::CopyStates(const RecurrenceShape& shape, absl::Span<const StateCopy> copies, Stream& stream) {
-  if (absl::Status status = ValidateRecurrence(shape, {}); !status.ok()) return status;
+  if (absl::Status status = ValidateStateCopies(shape, copies); !status.ok()) return status;
   if (copies.empty()) return absl::OkStatus();
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
   auto& cuda_stream = static_cast<CudaStream&>(stream);
+  const LaunchShape launch_shape = ToLaunchShape(shape);
+  const auto count = static_cast<std::int64_t>(copies.size());
+  const auto describe = [](const StateCopy& copy) {
+    return StateCopyDescriptor{Reference(copy.destination), Reference(copy.source)};
+  };
+  if (copies.size() <= InlineStateCopies::kCapacity) {
+    InlineStateCopies inline_copies;
+    std::transform(copies.begin(), copies.end(), inline_copies.copies, describe);
+    return ToStatus(LaunchCopyStates(launch_shape, nullptr, inline_copies, count, multiprocessors_, cuda_stream.get()),
+                    "launching a state copy");
+  }
   const std::size_t size = copies.size() * sizeof(StateCopyDescriptor);
   absl::StatusOr<CudaStream::Scratch*> scratch = cuda_stream.AcquireScratch(size);
   if (!scratch.ok()) return scratch.status();
-  auto* descriptors = reinterpret_cast<StateCopyDescriptor*>((*scratch)->host());
-  for (std::size_t i = 0; i < copies.size(); ++i) {
-    descriptors[i] = {Reference(copies[i].destination), Reference(copies[i].source)};
-  }
+  std::transform(copies.begin(), copies.end(), reinterpret_cast<StateCopyDescriptor*>((*scratch)->host()), describe);
   if (absl::Status status = cuda_stream.Upload(**scratch, size); !status.ok()) return status;
-  const absl::Status launched = ToStatus(
-      LaunchCopyStates(ToLaunchShape(shape), reinterpret_cast<const StateCopyDescriptor*>((*scratch)->device()),
-                       static_cast<std::int64_t>(copies.size()), multiprocessors_, cuda_stream.get()),
-      "launching a state copy");
+  const absl::Status launched =
+      ToStatus(LaunchCopyStates(launch_shape, reinterpret_cast<const StateCopyDescriptor*>((*scratch)->device()), {},
+                                count, multiprocessors_, cuda_stream.get()),
+               "launching a state copy");
   const absl::Status released = cuda_stream.Release(*scratch);
   return launched.ok() ? released : launched;
 }

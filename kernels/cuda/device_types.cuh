@@ -69,21 +69,24 @@ __device__ __forceinline__ float2 Unpack<__half>(std::uint32_t packed) {
   return __half22float2(*reinterpret_cast<const __half2*>(&packed));
 }
 
-/// Element `index` of an array of `dtype`.
+/// Element `index` of an array of `dtype`. A NaN keeps its sign, which the conversion instructions drop.
 __device__ __forceinline__ float LoadElement(const void* data, std::int64_t index, DataType dtype) {
   if (dtype == DataType::kFloat32) return static_cast<const float*>(data)[index];
-  if (dtype == DataType::kBFloat16) return ToFloat(static_cast<const __nv_bfloat16*>(data)[index]);
-  return ToFloat(static_cast<const __half*>(data)[index]);
+  const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[index];
+  const float value =
+      dtype == DataType::kBFloat16 ? __uint_as_float(std::uint32_t{bits} << 16) : __half2float(__ushort_as_half(bits));
+  return __uint_as_float((__float_as_uint(value) & 0x7fffffffU) | (std::uint32_t{bits} & 0x8000U) << 16);
 }
 
 __device__ __forceinline__ void StoreElement(void* data, std::int64_t index, DataType dtype, float value) {
   if (dtype == DataType::kFloat32) {
     static_cast<float*>(data)[index] = value;
-  } else if (dtype == DataType::kBFloat16) {
-    static_cast<__nv_bfloat16*>(data)[index] = FromFloat<__nv_bfloat16>(value);
-  } else {
-    static_cast<__half*>(data)[index] = FromFloat<__half>(value);
+    return;
   }
+  const std::uint16_t bits = dtype == DataType::kBFloat16 ? __bfloat16_as_ushort(FromFloat<__nv_bfloat16>(value))
+                                                          : __half_as_ushort(FromFloat<__half>(value));
+  static_cast<std::uint16_t*>(data)[index] =
+      static_cast<std::uint16_t>((bits & 0x7fffU) | ((__float_as_uint(value) >> 16) & 0x8000U));
 }
 
 }  // namespace gdpcache::kernels::cuda

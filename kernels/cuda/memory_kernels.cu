@@ -10,8 +10,8 @@ namespace gdpcache::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPieces = 8;  // 16-byte accesses a thread has in flight
-constexpr int kBlocksPerMultiprocessor = 4;
+constexpr int kPieces = 4;  // 16-byte accesses a thread has in flight
+constexpr int kBlocksPerMultiprocessor = 8;
 
 // A part of a state is what a thread block copies at a time, in elements of either width.
 constexpr std::int64_t kPartElements = std::int64_t{kThreads} * kPieces * 4;
@@ -35,8 +35,10 @@ __device__ __forceinline__ void CopyVectors(uint4* destination, const uint4* sou
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    CopyStates(LaunchShape shape, const StateCopyDescriptor* copies, std::int64_t count) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    CopyStates(LaunchShape shape, const StateCopyDescriptor* uploaded,
+               const __grid_constant__ InlineStateCopies inline_copies, std::int64_t count) {
+  const StateCopyDescriptor* copies = uploaded != nullptr ? uploaded : inline_copies.copies;
   const std::int64_t head_elements = static_cast<std::int64_t>(shape.key_dim) * shape.value_dim;
   const std::int64_t elements = shape.heads * head_elements;
   const std::int64_t parts = (elements + kPartElements - 1) / kPartElements;
@@ -111,13 +113,14 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* copies, std::int64_t count,
-                             int multiprocessors, cudaStream_t stream) {
+cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* uploaded,
+                             const InlineStateCopies& inline_copies, std::int64_t count, int multiprocessors,
+                             cudaStream_t stream) {
   const std::int64_t elements = shape.heads * shape.key_dim * shape.value_dim;
   const std::int64_t parts = count * ((elements + kPartElements - 1) / kPartElements);
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(parts, std::int64_t{kBlocksPerMultiprocessor} * multiprocessors));
-  CopyStates<<<blocks, kThreads, 0, stream>>>(shape, copies, count);
+  CopyStates<<<blocks, kThreads, 0, stream>>>(shape, uploaded, inline_copies, count);
   return cudaGetLastError();
 }
 

@@ -10,9 +10,17 @@
 /// Kernels that move or inspect memory. Descriptors are in device memory.
 namespace gdpcache::kernels::cuda {
 
-/// Copies, converts or clears whole states, see Backend::CopyStates.
-cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* copies, std::int64_t count,
-                             int multiprocessors, cudaStream_t stream);
+/// Descriptors that travel with the launch itself instead of being uploaded.
+struct InlineStateCopies {
+  static constexpr std::int64_t kCapacity = 64;
+  StateCopyDescriptor copies[kCapacity];
+};
+
+/// Copies, converts or clears whole states, see Backend::CopyStates. `uploaded` is null where the first `count` of
+/// `inline_copies` are meant.
+cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* uploaded,
+                             const InlineStateCopies& inline_copies, std::int64_t count, int multiprocessors,
+                             cudaStream_t stream);
 
 /// Lowers *first to the index of the first range that holds a NaN or an infinity.
 cudaError_t LaunchFindNonFinite(const FiniteCheckDescriptor* ranges, std::int64_t count, unsigned long long* first,

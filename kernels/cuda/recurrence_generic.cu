@@ -15,6 +15,7 @@ constexpr int kBlockRows = 32;  // tokens in shared memory at a time
 constexpr int kRowsPerWarp = kBlockRows / kWarps;
 constexpr int kKeysPerWarp = 8;
 constexpr int kMaxChunk = 128;
+constexpr int kMaxKeys = 256;
 
 /// Keys rounded up so that every warp always has whole groups; the padding holds zeros.
 __host__ __device__ constexpr int PaddedKeys(int key_dim) {
@@ -195,11 +196,6 @@ template <typename T>
 cudaError_t Launch(const LaunchShape& shape, const SequenceDescriptor* sequences, std::int64_t sequence_count,
                    const BoundaryDescriptor* boundaries, int multiprocessors, cudaStream_t stream) {
   const int shared_bytes = SharedBytes(shape.key_dim);
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(Recurrence<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedBytes(256));
-      error != cudaSuccess) {
-    return error;
-  }
   const std::int64_t items = sequence_count * shape.heads * ((shape.value_dim + kTile - 1) / kTile);
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(items, std::int64_t{8} * multiprocessors));
   Recurrence<T><<<blocks, kThreads, shared_bytes, stream>>>(shape, sequences, sequence_count, boundaries);
@@ -207,6 +203,19 @@ cudaError_t Launch(const LaunchShape& shape, const SequenceDescriptor* sequences
 }
 
 }  // namespace
+
+cudaError_t PrepareGenericRecurrence() {
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(Recurrence<float>), reinterpret_cast<const void*>(Recurrence<__nv_bfloat16>),
+        reinterpret_cast<const void*>(Recurrence<__half>)}) {
+    if (const cudaError_t error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedBytes(kMaxKeys));
+        error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
 
 cudaError_t LaunchGenericRecurrence(const LaunchShape& shape, const SequenceDescriptor* sequences,
                                     std::int64_t sequence_count, const BoundaryDescriptor* boundaries,

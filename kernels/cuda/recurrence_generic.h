@@ -10,6 +10,9 @@
 /// The recurrence for every shape and input dtype on every supported chip, in float32 arithmetic.
 namespace gdpcache::kernels::cuda {
 
+/// Sets the kernel up on the current device; before the first launch there.
+cudaError_t PrepareGenericRecurrence();
+
 /// Queues the kernel. `sequences` and `boundaries` are in device memory.
 cudaError_t LaunchGenericRecurrence(const LaunchShape& shape, const SequenceDescriptor* sequences,
                                     std::int64_t sequence_count, const BoundaryDescriptor* boundaries,

@@ -9,32 +9,44 @@ namespace {
 constexpr int kWideTile = 64;
 constexpr int kNarrowTile = 32;
 
+/// The kernel for one dtype, number of keys and tile.
 template <typename T, int KP, int Tile>
-cudaError_t Launch(const HopperArguments& arguments, int multiprocessors, cudaStream_t stream) {
-  constexpr int kShared = hopper::Plan<KP, Tile>::kAllocation;
+struct Variant {
+  static constexpr int kShared = hopper::Plan<KP, Tile>::kAllocation;
   static_assert(kShared <= 227 * 1024);
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(hopper::Recurrence<T, KP, Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-      error != cudaSuccess) {
-    return error;
+
+  static cudaError_t Prepare() {
+    return cudaFuncSetAttribute(hopper::Recurrence<T, KP, Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   }
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(arguments.items, multiprocessors));
-  hopper::Recurrence<T, KP, Tile><<<blocks, hopper::kThreads, kShared, stream>>>(arguments);
-  return cudaGetLastError();
+  static cudaError_t Launch(const HopperArguments& arguments, int multiprocessors, cudaStream_t stream) {
+    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(arguments.items, multiprocessors));
+    hopper::Recurrence<T, KP, Tile><<<blocks, hopper::kThreads, kShared, stream>>>(arguments);
+    return cudaGetLastError();
+  }
+};
+
+template <typename T>
+cudaError_t PrepareAll() {
+  for (const auto prepare : {Variant<T, 64, kNarrowTile>::Prepare, Variant<T, 64, kWideTile>::Prepare,
+                             Variant<T, 128, kNarrowTile>::Prepare, Variant<T, 128, kWideTile>::Prepare,
+                             Variant<T, 192, kNarrowTile>::Prepare, Variant<T, 256, kNarrowTile>::Prepare}) {
+    if (const cudaError_t error = prepare(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 template <typename T>
 cudaError_t LaunchForKeys(const HopperArguments& arguments, int multiprocessors, cudaStream_t stream) {
   const int key_dim = arguments.shape.key_dim;
   const bool wide = arguments.value_tile == kWideTile;
-  if (key_dim > 192) return Launch<T, 256, kNarrowTile>(arguments, multiprocessors, stream);
-  if (key_dim > 128) return Launch<T, 192, kNarrowTile>(arguments, multiprocessors, stream);
+  if (key_dim > 192) return Variant<T, 256, kNarrowTile>::Launch(arguments, multiprocessors, stream);
+  if (key_dim > 128) return Variant<T, 192, kNarrowTile>::Launch(arguments, multiprocessors, stream);
   if (key_dim > 64) {
-    return wide ? Launch<T, 128, kWideTile>(arguments, multiprocessors, stream)
-                : Launch<T, 128, kNarrowTile>(arguments, multiprocessors, stream);
+    return wide ? Variant<T, 128, kWideTile>::Launch(arguments, multiprocessors, stream)
+                : Variant<T, 128, kNarrowTile>::Launch(arguments, multiprocessors, stream);
   }
-  return wide ? Launch<T, 64, kWideTile>(arguments, multiprocessors, stream)
-              : Launch<T, 64, kNarrowTile>(arguments, multiprocessors, stream);
+  return wide ? Variant<T, 64, kWideTile>::Launch(arguments, multiprocessors, stream)
+              : Variant<T, 64, kNarrowTile>::Launch(arguments, multiprocessors, stream);
 }
 
 }  // namespace
@@ -44,10 +56,15 @@ bool HopperCovers(const LaunchShape& shape) {
          shape.value_dim % 8 == 0;
 }
 
+cudaError_t PrepareHopperRecurrence() {
+  const cudaError_t error = PrepareAll<__nv_bfloat16>();
+  return error != cudaSuccess ? error : PrepareAll<__half>();
+}
+
 int HopperValueTile(const LaunchShape& shape, std::int64_t sequences, int multiprocessors) {
   if (shape.key_dim > 128 || shape.value_dim <= kNarrowTile) return kNarrowTile;
   const std::int64_t wide_tiles = (shape.value_dim + kWideTile - 1) / kWideTile;
-  return sequences * shape.heads * wide_tiles <= multiprocessors / 3 ? kNarrowTile : kWideTile;
+  return sequences * shape.heads * wide_tiles <= multiprocessors / 2 ? kNarrowTile : kWideTile;
 }
 
 int HopperIncomingBuffers(const LaunchShape& shape) { return shape.key_dim <= 64 ? 2 : 1; }

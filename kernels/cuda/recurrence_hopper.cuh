@@ -14,8 +14,8 @@
 /// memory:
 ///
 ///   warps 0-3   products                      warp 8   w, k, u by bulk tensor copies
-///   warps 4-7   states and v_new to memory    warp 9   2^(g[last] - g) and 2^g[last]
-///                                             warp 10  initial states
+///   warps 4-6   states to memory              warp 9   2^(g[last] - g) and 2^g[last]
+///   warp 7      v_new to memory               warp 10  initial states
 ///                                             warp 11  hands out (sequence, head, value tile) items
 ///
 /// A product always has 64 rows. A tile of 64 value columns fills them; a tile of 32 fills the first eight of each
@@ -25,6 +25,7 @@ namespace gdpcache::kernels::cuda::hopper {
 
 inline constexpr int kChunk = kHopperChunk;
 inline constexpr int kThreads = 384;
+inline constexpr int kWriters = 3;  // warps that write states
 inline constexpr int kItemSlots = 4;
 inline constexpr int kBoxBytes = kChunk * 128;  // 64 rows of 64 elements of w or k
 
@@ -161,7 +162,8 @@ class BoundaryCursor {
     Peek();
   }
 
-  __device__ __forceinline__ bool Wants(int chunk) const { return chunk == next_of_all_ || chunk == next_single_; }
+  /// The chunk of the next wanted boundary; beyond all chunks if there is none.
+  __device__ __forceinline__ int Next() const { return min(next_of_all_, next_single_); }
 
   /// Whether the boundary goes among all of them; once for each.
   __device__ __forceinline__ bool TakeOfAll(int chunk) {
@@ -334,8 +336,11 @@ __device__ void LoadChunks(const Context<KP, Tile>& context, int lane) {
           const bool is_u = operand == 0;
           const std::uint32_t boxes = is_u ? context.u(stage) : operand == 1 ? context.w(stage) : context.k(stage);
           LoadRows(context.template at<std::byte>(boxes), is_u ? Tile : KP, is_u ? Tile : 64,
-                   is_u ? sequence.u : operand == 1 ? sequence.w : sequence.k, first, rows, shape.heads, item.head,
-                   is_u ? item.column : 0, is_u ? shape.value_dim : shape.key_dim, lane);
+                   is_u           ? sequence.u
+                   : operand == 1 ? sequence.w
+                                  : sequence.k,
+                   first, rows, shape.heads, item.head, is_u ? item.column : 0, is_u ? shape.value_dim : shape.key_dim,
+                   lane);
         }
         release(context.k_full(stage));
       }
@@ -438,12 +443,13 @@ __device__ __forceinline__ uint4 PackEight(const float* source) {
   return {Pack<T>(a.x, a.y), Pack<T>(a.z, a.w), Pack<T>(b.x, b.y), Pack<T>(b.z, b.w)};
 }
 
-/// Rows of `kPieces` 16-byte pieces, one for each of 128 threads at a time. What `read` gives is in registers before
-/// the first of a batch is stored: the compiler could not know that the stores leave shared memory alone.
+/// Rows of `kPieces` 16-byte pieces, one for each of kWriters warps' threads at a time. What `read` gives is in
+/// registers before the first of a batch is stored: the compiler could not know that the stores leave shared memory
+/// alone.
 template <int kPieces, typename Read>
 __device__ __forceinline__ void WriteRows(std::byte* destination, std::int64_t row_bytes, int rows, int pieces,
                                           int thread, Read read) {
-  constexpr int kRows = 128 / kPieces;
+  constexpr int kRows = kWriters * 32 / kPieces;
   constexpr int kBatch = 4;
   const int piece = thread % kPieces;
   if (piece >= pieces) return;
@@ -464,7 +470,7 @@ __device__ __forceinline__ void WriteRows(std::byte* destination, std::int64_t r
   }
 }
 
-/// The staged tile to `destination`, by the 128 threads of warps 4-7. `packed`: it is in the input dtype, as the
+/// The staged tile to `destination`, by the threads of kWriters warps. `packed`: it is in the input dtype, as the
 /// destination is, in rows of kStatePitch16; else in float32 in rows of kStatePitch.
 template <int KP, int Tile>
 __device__ __forceinline__ void WriteState(bool packed, const std::byte* staged, std::byte* destination, DataType dtype,
@@ -477,7 +483,7 @@ __device__ __forceinline__ void WriteState(bool packed, const std::byte* staged,
   const int pieces = columns * element / 16;
   if (reinterpret_cast<std::uintptr_t>(destination) % 16 != 0 || row_bytes % 16 != 0) {
 #pragma unroll 1
-    for (int i = thread; i < key_dim * columns; i += 128) {
+    for (int i = thread; i < key_dim * columns; i += kWriters * 32) {
       const int row = i / columns;
       const int column = i - row * columns;
       const std::int64_t index = static_cast<std::int64_t>(row) * value_dim + column;
@@ -510,123 +516,137 @@ __device__ __forceinline__ std::byte* TileOf(const StateReference& state, std::i
          (head * state.head_stride + column) * (state.dtype == DataType::kFloat32 ? 4 : 2);
 }
 
-/// Warps 4-7. What the loop over chunks needs is in registers before it starts: after every wait the compiler would
-/// read it from memory again.
+/// Warps 4-6: boundaries, then the final state.
 template <int KP, int Tile>
-__device__ void WriteResults(const Context<KP, Tile>& context, int thread) {
+__device__ void WriteStates(const Context<KP, Tile>& context, int thread) {
   using P = Plan<KP, Tile>;
-  constexpr int kValuePieces = Tile / 8;  // of 16 bytes in a row of values
-  constexpr int kValueRows = 128 / kValuePieces;
   const int num_householder = static_cast<int>(context.arguments->shape.num_householder);
   const std::int64_t heads = context.arguments->shape.heads;
   const int key_dim = context.arguments->shape.key_dim;
   const int value_dim = context.arguments->shape.value_dim;
   const std::int64_t head_elements = static_cast<std::int64_t>(key_dim) * value_dim;
-  const std::int64_t token_bytes = heads * value_dim * 2;
   const int incoming_buffers = context.arguments->incoming_buffers;
   const int lane = thread % 32;
-  const int value_row = thread / kValuePieces;
-  const int value_piece = thread % kValuePieces;
   RingPosition incoming;
   RingPosition outgoing(incoming_buffers);
-  RingPosition value;
-  const auto arrive = [&](std::uint32_t barrier) {
-    __syncwarp();
-    if (lane == 0) ptx::Arrive(barrier);
-  };
   ForEachItem(context, lane, [&](const Item& item) {
     const SequenceDescriptor& sequence = item.sequence;
     const int chunks = Chunks(sequence);
-    const int last_rows = static_cast<int>(sequence.length - static_cast<std::int64_t>(chunks - 1) * kChunk);
     const std::int64_t head = item.head;
     const int first_column = item.column;
     const int columns = min(Tile, value_dim - first_column);
-    const bool has_final = sequence.slot.data != nullptr || sequence.final_state.data != nullptr;
     const bool packed_boundaries = sequence.packed_boundaries != 0;
     const DataType all_dtype = sequence.all_boundaries.dtype;
     const int all_element = all_dtype == DataType::kFloat32 ? 4 : 2;
     auto* of_all = static_cast<std::byte*>(sequence.all_boundaries.data) +
                    (head * head_elements + first_column) * static_cast<std::int64_t>(all_element);
     const std::int64_t of_all_stride = heads * head_elements * all_element;
-    auto* values = static_cast<std::byte*>(sequence.v_new) + (head * value_dim + first_column) * 2;
-    const bool has_values = sequence.v_new != nullptr;
-    const bool aligned_values = reinterpret_cast<std::uintptr_t>(values) % 16 == 0;
-    values += aligned_values ? value_row * token_bytes + value_piece * 16 : 0;
-    const bool piece_inside = value_piece * 8 < columns;
+    int finals = sequence.slot.data != nullptr || sequence.final_state.data != nullptr ? 2 : 0;
     BoundaryCursor cursor(sequence, context.boundaries(), num_householder);
 
     ptx::Wait(context.state_full(incoming.slot), incoming.parity);
+    bool incoming_held = true;
 #pragma unroll 1
-    for (int c = 0; c <= chunks; ++c) {
-      const bool is_final = c == chunks;
-      if (is_final ? has_final : cursor.Wants(c)) {
-        const bool loaded = c == 0 && !is_final;  // boundary 0 is the initial state as it was loaded
-        if (!loaded) ptx::Wait(context.state_full(outgoing.slot), outgoing.parity);
-        const std::byte* staged = context.template at<std::byte>(context.state(loaded ? incoming.slot : outgoing.slot));
-        // One place writes all states, to spare the instruction cache.
-#pragma unroll 1
-        for (int finals = 0;;) {
-          std::byte* to = nullptr;
-          DataType dtype = all_dtype;
-          if (is_final) {
-            if (finals == 2) break;
-            const StateReference& state = finals == 0 ? sequence.slot : sequence.final_state;
-            ++finals;
-            if (state.data == nullptr) continue;
-            to = TileOf(state, head, first_column);
-            dtype = state.dtype;
-          } else if (cursor.TakeOfAll(c)) {
-            to = of_all;
-            of_all += of_all_stride;
-          } else if (const BoundaryDescriptor* single = cursor.TakeSingle(c)) {
-            to = TileOf(single->destination, head, first_column);
-            dtype = single->destination.dtype;
-          } else {
-            break;
-          }
-          WriteState<KP, Tile>(packed_boundaries && !loaded && !is_final, staged, to, dtype, key_dim, value_dim,
-                               columns, thread);
-        }
-        if (!loaded) {
-          arrive(context.state_empty(outgoing.slot));
-          outgoing.Advance(P::kStateBuffers, incoming_buffers);
-        }
-      }
-      if (c == 0) {
-        arrive(context.state_empty(incoming.slot));
+    while (true) {
+      const int chunk = cursor.Next();
+      const bool is_final = chunk >= chunks;
+      const bool loaded = chunk == 0 && !is_final;  // boundary 0 is the initial state as it was loaded
+      if (!loaded && incoming_held) {
+        __syncwarp();
+        if (lane == 0) ptx::Arrive(context.state_empty(incoming.slot));
         incoming.Advance(incoming_buffers);
+        incoming_held = false;
+      }
+      if (is_final && finals == 0) break;
+      if (!loaded) ptx::Wait(context.state_full(outgoing.slot), outgoing.parity);
+      const std::byte* staged = context.template at<std::byte>(context.state(loaded ? incoming.slot : outgoing.slot));
+      // One place writes all states, to spare the instruction cache.
+#pragma unroll 1
+      while (true) {
+        std::byte* to = nullptr;
+        DataType dtype = all_dtype;
+        if (is_final) {
+          if (finals == 0) break;
+          const StateReference& state = finals == 2 ? sequence.slot : sequence.final_state;
+          --finals;
+          if (state.data == nullptr) continue;
+          to = TileOf(state, head, first_column);
+          dtype = state.dtype;
+        } else if (cursor.TakeOfAll(chunk)) {
+          to = of_all;
+          of_all += of_all_stride;
+        } else if (const BoundaryDescriptor* single = cursor.TakeSingle(chunk)) {
+          to = TileOf(single->destination, head, first_column);
+          dtype = single->destination.dtype;
+        } else {
+          break;
+        }
+        WriteState<KP, Tile>(packed_boundaries && !loaded && !is_final, staged, to, dtype, key_dim, value_dim, columns,
+                             thread);
+      }
+      if (!loaded) {
+        __syncwarp();
+        if (lane == 0) ptx::Arrive(context.state_empty(outgoing.slot));
+        outgoing.Advance(P::kStateBuffers, incoming_buffers);
       }
       if (is_final) break;
-      if (has_values) {
-        const int rows = c == chunks - 1 ? last_rows : kChunk;
-        ptx::Wait(context.value_full(value.slot), value.parity);
-        const auto* staged = context.template at<std::uint16_t>(context.values(value.slot));
-        if (aligned_values) {
-          uint4 held[kChunk / kValueRows];
-#pragma unroll
-          for (int i = 0; i < kChunk / kValueRows; ++i) {
-            held[i] = *reinterpret_cast<const uint4*>(staged + (value_row + i * kValueRows) * P::kValuePitch +
-                                                      value_piece * 8);
-          }
-#pragma unroll
-          for (int i = 0; i < kChunk / kValueRows; ++i) {
-            if (value_row + i * kValueRows < rows && piece_inside) {
-              ptx::StoreGlobal16(values + i * kValueRows * token_bytes, held[i]);
-            }
-          }
-        } else {
+    }
+  });
+}
+
+/// Warp 7.
+template <int KP, int Tile>
+__device__ void WriteValues(const Context<KP, Tile>& context, int lane) {
+  using P = Plan<KP, Tile>;
+  constexpr int kPieces = Tile / 8;  // of 16 bytes in a row
+  constexpr int kRows = 32 / kPieces;
+  constexpr int kBatch = 8;
+  const std::int64_t heads = context.arguments->shape.heads;
+  const int value_dim = context.arguments->shape.value_dim;
+  const std::int64_t token_bytes = heads * value_dim * 2;
+  const int row = lane / kPieces;
+  const int piece = lane % kPieces;
+  RingPosition position;
+  ForEachItem(context, lane, [&](const Item& item) {
+    const SequenceDescriptor& sequence = item.sequence;
+    if (sequence.v_new == nullptr) return;
+    const int columns = min(Tile, value_dim - item.column);
+    std::int64_t left = sequence.length;
+    auto* tile = static_cast<std::byte*>(sequence.v_new) + (item.head * value_dim + item.column) * 2;
+    const bool aligned = reinterpret_cast<std::uintptr_t>(tile) % 16 == 0;
+    const bool inside = piece * 8 < columns;
 #pragma unroll 1
-          for (int i = thread; i < rows * columns; i += 128) {
-            const int row = i / columns;
-            const int column = i - row * columns;
-            *reinterpret_cast<std::uint16_t*>(values + row * token_bytes + column * 2) =
-                staged[row * P::kValuePitch + column];
+    for (; left > 0; left -= kChunk) {
+      const int rows = static_cast<int>(min(static_cast<std::int64_t>(kChunk), left));
+      ptx::Wait(context.value_full(position.slot), position.parity);
+      const auto* staged = context.template at<std::uint16_t>(context.values(position.slot));
+      if (aligned) {
+        std::byte* to = tile + row * token_bytes + piece * 16;
+        const std::uint16_t* from = staged + row * P::kValuePitch + piece * 8;
+#pragma unroll 1
+        for (int first = row; first < rows; first += kBatch * kRows) {
+          uint4 held[kBatch];
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) held[i] = *reinterpret_cast<const uint4*>(from + i * kRows * P::kValuePitch);
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            if (first + i * kRows < rows && inside) ptx::StoreGlobal16(to, held[i]);
+            to += kRows * token_bytes;
           }
+          from += kBatch * kRows * P::kValuePitch;
         }
-        values += kChunk * token_bytes;
-        arrive(context.value_empty(value.slot));
-        value.Advance(P::kValueBuffers);
+      } else {
+#pragma unroll 1
+        for (int i = lane; i < rows * columns; i += 32) {
+          const int r = i / columns;
+          const int column = i - r * columns;
+          *reinterpret_cast<std::uint16_t*>(tile + r * token_bytes + column * 2) = staged[r * P::kValuePitch + column];
+        }
       }
+      tile += kChunk * token_bytes;
+      __syncwarp();
+      if (lane == 0) ptx::Arrive(context.value_empty(position.slot));
+      position.Advance(P::kValueBuffers);
     }
   });
 }
@@ -783,7 +803,7 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
     int finished = -1;  // the stage before, released when there is time
 #pragma unroll 1
     for (int c = 0; c < chunks; ++c) {
-      const bool wants_boundary = cursor.Wants(c);
+      const bool wants_boundary = cursor.Next() == c;
       const bool more = c + 1 < chunks;
       RingPosition next = position;
       next.Advance(P::kStages);
@@ -955,12 +975,12 @@ __global__ void __launch_bounds__(kThreads, 1) Recurrence(const __grid_constant_
     }
     for (int i = 0; i < P::kValueBuffers; ++i) {
       ptx::InitBarrier(context.value_full(i), 4);
-      ptx::InitBarrier(context.value_empty(i), 4);
+      ptx::InitBarrier(context.value_empty(i), 1);
     }
     for (int i = 0; i < P::kStateBuffers; ++i) {
       const bool incoming = i < arguments.incoming_buffers;
       ptx::InitBarrier(context.state_full(i), incoming ? 32 : 4);
-      ptx::InitBarrier(context.state_empty(i), incoming ? 8 : 4);
+      ptx::InitBarrier(context.state_empty(i), incoming ? 4 + kWriters : kWriters);
     }
     ptx::FenceBarrierInit();
     *context.zero() = 0;
@@ -972,7 +992,11 @@ __global__ void __launch_bounds__(kThreads, 1) Recurrence(const __grid_constant_
     ComputeProducts<T, KP, Tile>(context, thread);
   } else if (warp < 8) {
     ptx::LowerRegisters<128>();
-    WriteResults<KP, Tile>(context, thread - 128);
+    if (warp < 4 + kWriters) {
+      WriteStates<KP, Tile>(context, thread - 128);
+    } else {
+      WriteValues<KP, Tile>(context, lane);
+    }
   } else {
     ptx::LowerRegisters<128>();
     if (warp == 8) {

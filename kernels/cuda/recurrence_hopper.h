@@ -36,6 +36,9 @@ struct HopperArguments {
 /// Whether the kernel covers this shape.
 bool HopperCovers(const LaunchShape& shape);
 
+/// Sets the kernels up on the current device; before the first launch there.
+cudaError_t PrepareHopperRecurrence();
+
 /// Value columns per thread block: narrow tiles where there are few (sequence, head) pairs, so that more
 /// multiprocessors share the stores. Sums do not depend on it.
 int HopperValueTile(const LaunchShape& shape, std::int64_t sequences, int multiprocessors);
