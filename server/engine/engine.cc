@@ -1,13 +1,24 @@
 #include "server/engine/engine.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace gdpcache::engine {
+namespace {
+
+/// Segments so small that a few streams fit into the budget side by side.
+EngineOptions Fitted(EngineOptions options) {
+  constexpr std::int64_t kSegmentsInBudget = 32;
+  options.segment_bytes = std::min(options.segment_bytes, options.staging_bytes / kSegmentsInBudget);
+  return options;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(kernels::Backend& backend, const EngineOptions& options) {
   absl::StatusOr<std::unique_ptr<Executor>> executor = Executor::Create(backend, options.workers);
   if (!executor.ok()) return executor.status();
-  return std::unique_ptr<Engine>(new Engine(backend, options, *std::move(executor)));
+  return std::unique_ptr<Engine>(new Engine(backend, Fitted(options), *std::move(executor)));
 }
 
 absl::StatusOr<std::shared_ptr<UnaryPrefill>> Engine::Prefill(CallContext context, const PrefillRequest& request,

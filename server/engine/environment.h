@@ -15,7 +15,7 @@ struct EngineOptions {
   int workers = 4;
   /// A unary answer's tensors; larger ones must be streamed.
   std::int64_t max_unary_output_bytes = std::int64_t{64} << 20;
-  /// Inputs and results of one segment of a streamed prefill, about.
+  /// Inputs and results of one segment of a streamed prefill, about; less when staging_bytes is small.
   std::int64_t segment_bytes = std::int64_t{4} << 20;
 
   /// Staging memory that one call's inputs may fill by running ahead of each other.

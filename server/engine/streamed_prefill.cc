@@ -21,9 +21,7 @@ constexpr std::int64_t kWaitingSegments = 2;
 constexpr std::int64_t kReservedSegments = kWaitingSegments + 3;
 
 /// Size of the place for rows that belong to no sequence.
-std::int64_t DiscardBytes(const PrefillPlan& plan) {
-  return plan.used_rows() < plan.rows ? std::int64_t{64} << 10 : 0;
-}
+std::int64_t DiscardBytes(const PrefillPlan& plan) { return plan.used_rows() < plan.rows ? std::int64_t{64} << 10 : 0; }
 
 std::int64_t TensorBytes(const PrefillPlan& plan) {
   return 2 * plan.k_bytes + plan.u_bytes + plan.g_bytes + plan.output_bytes();
@@ -59,8 +57,7 @@ absl::StatusOr<std::shared_ptr<StreamedPrefill>> StreamedPrefill::Create(const E
   const bool bounded = !ExceedsAnything(plan);
   const bool in_place = bounded && (TensorBytes(plan) <= target || TensorBytes(plan) <= scratch);
 
-  std::int64_t reserve =
-      2 * StagingPool::BlockSize(plan.auxiliary_bytes) + StagingPool::BlockSize(DiscardBytes(plan));
+  std::int64_t reserve = 2 * StagingPool::BlockSize(plan.auxiliary_bytes) + StagingPool::BlockSize(DiscardBytes(plan));
   if (in_place) {
     reserve += StagingPool::BlockSize(plan.initial_state_bytes);
     for (const std::int64_t bytes : {plan.k_bytes, plan.k_bytes, plan.u_bytes, plan.g_bytes, plan.h_bytes,

@@ -59,7 +59,10 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
       call = call_;
     }
     if (!ok) call->Cancel(ClientGone());  // no effect after the commit
-    WriteNext();
+    {
+      const std::lock_guard lock(mutex_);
+      WriteNextLocked();
+    }
     if (ok) call->OutputSent(sent);
   }
 
@@ -134,11 +137,9 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
   }
 
   void Output(engine::OutputPiece piece) override {
-    {
-      const std::lock_guard lock(mutex_);
-      queue_.Push(std::move(piece));
-    }
-    WriteNext();
+    const std::lock_guard lock(mutex_);
+    queue_.Push(std::move(piece));
+    WriteNextLocked();
   }
 
   void InputWanted() override { ReadNext(); }
@@ -160,20 +161,17 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
     }
     spdlog::debug("PrefillStream '{}': {} us in all, {} queued, {} computing", request_.request_id(),
                   result->timing.total_us, result->timing.queue_us, result->timing.compute_us);
-    {
-      const std::lock_guard lock(mutex_);
-      v1::PrefillFrame last;
-      DescribeResults(request_, call_->plan(), *last.mutable_response());
-      EncodeResult(*result, *last.mutable_response());
-      queue_.Push(last);
-      complete_ = true;
-    }
-    WriteNext();
+    const std::lock_guard lock(mutex_);
+    v1::PrefillFrame last;
+    DescribeResults(request_, call_->plan(), *last.mutable_response());
+    EncodeResult(*result, *last.mutable_response());
+    queue_.Push(last);
+    complete_ = true;
+    WriteNextLocked();  // under the same lock: once the last frame has left, this may go at any moment
   }
 
   /// Sends the next frame if none is on its way, or finishes if the last has left.
-  void WriteNext() {
-    const std::lock_guard lock(mutex_);
+  void WriteNextLocked() {
     if (finished_) return;
     if (const grpc::ByteBuffer* frame = queue_.Next(); frame != nullptr) {
       StartWrite(frame);

@@ -53,7 +53,10 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
       call = call_;
     }
     if (!ok) call->Cancel(ClientGone());
-    WriteNext();
+    {
+      const std::lock_guard lock(mutex_);
+      WriteNextLocked();
+    }
     if (!ok) return;
     caller_.session->Renew(plane_.clock.Now());
     call->OutputSent(sent);
@@ -92,34 +95,27 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
     if (geometry.auxiliary_bytes > 0) {
       describe(engine::ElementType::kUint8, {geometry.auxiliary_bytes}, *header.mutable_auxiliary());
     }
-    {
-      const std::lock_guard lock(mutex_);
-      queue_.Push(first);
-    }
-    WriteNext();
+    const std::lock_guard lock(mutex_);
+    queue_.Push(first);
+    WriteNextLocked();
   }
 
   void Output(engine::OutputPiece piece) override {
-    {
-      const std::lock_guard lock(mutex_);
-      queue_.Push(std::move(piece));
-    }
-    WriteNext();
+    const std::lock_guard lock(mutex_);
+    queue_.Push(std::move(piece));
+    WriteNextLocked();
   }
 
   void InputWanted() override {}  // there is none
 
   void Done(absl::Status status) {
     if (!status.ok()) return Fail(status);
-    {
-      const std::lock_guard lock(mutex_);
-      complete_ = true;
-    }
-    WriteNext();
+    const std::lock_guard lock(mutex_);
+    complete_ = true;
+    WriteNextLocked();  // under the same lock: once the last frame has left, this may go at any moment
   }
 
-  void WriteNext() {
-    const std::lock_guard lock(mutex_);
+  void WriteNextLocked() {
     if (finished_) return;
     if (const grpc::ByteBuffer* frame = queue_.Next(); frame != nullptr) {
       StartWrite(frame);
