@@ -71,6 +71,9 @@ struct DeviceInfo {
   std::string backend;            // "cpu" or "cuda"
   std::string device;             // e.g. "AVX3_ZEN4, 8 threads" or "NVIDIA H200 (device 0)"
   std::int64_t memory_bytes = 0;  // memory the state pool may at most come from
+  /// kDevice and all host memory are one. If false, RunRecurrence, CopyStates and FindNonFinite take kDevice memory
+  /// only, and the host must not touch that: CopyBytes goes between the two.
+  bool unified_memory = true;
 };
 
 /// `size` bytes from `source` to `destination`; the two do not overlap.

@@ -148,6 +148,7 @@ CudaBackend::CudaBackend(int device, const cudaDeviceProp& properties, std::opti
     : device_(device), multiprocessors_(properties.multiProcessorCount), encoder_(encoder) {
   info_.backend = "cuda";
   info_.device = absl::StrCat(properties.name, " (device ", device, ")");
+  info_.unified_memory = false;
   info_.memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem);
 }
 

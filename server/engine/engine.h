@@ -60,16 +60,20 @@ class Engine {
 
   const EngineOptions& options() const { return options_; }
   const StagingPool& staging() const { return staging_; }
+  const StagingPool& device_staging() const { return device_staging_; }
 
  private:
   Engine(kernels::Backend& backend, const EngineOptions& options, std::unique_ptr<Executor> executor)
       : options_(options),
-        staging_(backend, options.staging_bytes),
+        staging_(backend, kernels::MemoryKind::kHost, options.staging_bytes),
+        device_staging_(backend, kernels::MemoryKind::kDevice, options.staging_bytes),
         executor_(std::move(executor)),
-        environment_{backend, options_, staging_, *executor_} {}
+        environment_{backend, options_, staging_, backend.device_info().unified_memory ? nullptr : &device_staging_,
+                     *executor_} {}
 
   const EngineOptions options_;
   StagingPool staging_;
+  StagingPool device_staging_;
   std::unique_ptr<Executor> executor_;
   const Environment environment_;
 };

@@ -10,7 +10,8 @@
 namespace gdpcache::engine {
 
 struct EngineOptions {
-  /// Inputs and results of all calls in flight together.
+  /// Inputs and results of all calls in flight together, in host memory; and once more in device memory where that is
+  /// not the same.
   std::int64_t staging_bytes = std::int64_t{1} << 30;
   int workers = 4;
   /// A unary answer's tensors; larger ones must be streamed.
@@ -27,6 +28,7 @@ struct Environment {
   kernels::Backend& backend;
   const EngineOptions& options;
   StagingPool& staging;
+  StagingPool* device_staging;  // nullptr where the arithmetic reaches host memory
   Executor& executor;
 };
 

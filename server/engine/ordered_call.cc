@@ -18,7 +18,8 @@ void OrderedCall::Start() {
   if (absl::Status status = TakePlaces(); !status.ok()) return Conclude(std::move(status), false);
   Lock lock(mutex_);
   state_ = State::kActive;
-  AdvanceLocked(std::move(lock), IsSmall());
+  // Where a device does the work, it lasts longer than the caller's thread may wait.
+  AdvanceLocked(std::move(lock), IsSmall() && environment_.device_staging == nullptr);
 }
 
 absl::Status OrderedCall::TakePlaces() {

@@ -59,6 +59,7 @@ struct SegmentMemory {
   const void* w = nullptr;
   const void* u = nullptr;
   const float* g = nullptr;
+  const float* initial_state = nullptr;
   void* h = nullptr;
   void* v_new = nullptr;
   void* final_state = nullptr;

@@ -93,7 +93,7 @@ absl::StatusOr<StagingBuffer> StagingAccount::Acquire(std::int64_t size) {
     }
   }
   dropped.clear();  // before its place is taken
-  absl::StatusOr<kernels::Buffer> block = pool_.backend_.Allocate(block_size, kernels::MemoryKind::kHost);
+  absl::StatusOr<kernels::Buffer> block = pool_.backend_.Allocate(block_size, pool_.kind_);
   if (!block.ok()) {
     const std::lock_guard lock(pool_.mutex_);
     const std::int64_t before = ChargeLocked();

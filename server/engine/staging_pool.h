@@ -28,8 +28,8 @@ class StagingAccount : public std::enable_shared_from_this<StagingAccount> {
   StagingAccount& operator=(const StagingAccount&) = delete;
   ~StagingAccount();
 
-  /// `size` bytes of host memory, at least 64-byte aligned, content undefined. RESOURCE_EXHAUSTED, worth a retry, when
-  /// they exceed both what is left of the reservation and what is left of the budget.
+  /// `size` bytes of the pool's memory, at least 64-byte aligned, content undefined. RESOURCE_EXHAUSTED, worth a retry,
+  /// when they exceed both what is left of the reservation and what is left of the budget.
   absl::StatusOr<Buffer> Acquire(std::int64_t size);
 
   /// Gives back what is reserved and not in use. For the end of a call whose results are still on their way out.
@@ -49,7 +49,7 @@ class StagingAccount : public std::enable_shared_from_this<StagingAccount> {
   std::int64_t in_use_ = 0;
 };
 
-/// Host memory of a call; returns to the pool when destroyed. Movable.
+/// Memory of a call; returns to the pool when destroyed. Movable.
 class StagingAccount::Buffer {
  public:
   Buffer() = default;
@@ -75,16 +75,17 @@ class StagingAccount::Buffer {
 
 using StagingBuffer = StagingAccount::Buffer;
 
-/// The memory that inputs and results of calls pass through, bounded by one budget for the whole server. Freed blocks
-/// are kept for the next call, so that streaming does not pay for fresh pages at every segment: up to kRetainedBusy
-/// bytes while any call uses the pool and up to kRetainedIdle when none does. Kept blocks count against the budget but
-/// give way to whoever needs it. Thread-safe. Every account must be gone before the pool.
+/// The host or device memory that inputs and results of calls pass through, bounded by one budget for the whole server.
+/// Freed blocks are kept for the next call, so that streaming does not pay for fresh pages at every segment: up to
+/// kRetainedBusy bytes while any call uses the pool and up to kRetainedIdle when none does. Kept blocks count against
+/// the budget but give way to whoever needs it. Thread-safe. Every account must be gone before the pool.
 class StagingPool {
  public:
   static constexpr std::int64_t kRetainedBusy = std::int64_t{128} << 20;
   static constexpr std::int64_t kRetainedIdle = std::int64_t{32} << 20;
 
-  StagingPool(kernels::Backend& backend, std::int64_t budget) : backend_(backend), budget_(budget) {}
+  StagingPool(kernels::Backend& backend, kernels::MemoryKind kind, std::int64_t budget)
+      : backend_(backend), kind_(kind), budget_(budget) {}
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
@@ -112,6 +113,7 @@ class StagingPool {
   void ReturnChargeLocked(std::int64_t bytes, std::vector<kernels::Buffer>& dropped);
 
   kernels::Backend& backend_;
+  const kernels::MemoryKind kind_;
   const std::int64_t budget_;
   mutable std::mutex mutex_;
   std::int64_t used_ = 0;      // sum of all accounts' max(reserved, in use)

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/cache/errors.h"
+#include "server/engine/device_segment.h"
 #include "server/engine/prefill_steps.h"
 
 namespace gdpcache::engine {
@@ -58,30 +59,38 @@ absl::StatusOr<std::shared_ptr<StreamedPrefill>> StreamedPrefill::Create(const E
   const bool in_place = bounded && (TensorBytes(plan) <= target || TensorBytes(plan) <= scratch);
 
   std::int64_t reserve = 2 * StagingPool::BlockSize(plan.auxiliary_bytes) + StagingPool::BlockSize(DiscardBytes(plan));
+  const bool unified = environment.device_staging == nullptr;
+  if (in_place || !unified) reserve += StagingPool::BlockSize(plan.initial_state_bytes);
   if (in_place) {
-    reserve += StagingPool::BlockSize(plan.initial_state_bytes);
     for (const std::int64_t bytes : {plan.k_bytes, plan.k_bytes, plan.u_bytes, plan.g_bytes, plan.h_bytes,
                                      plan.v_new_bytes, plan.final_state_bytes}) {
       reserve += StagingPool::BlockSize(bytes);
     }
   } else {
-    reserve += StagingPool::BlockSize(scratch) +
-               kReservedSegments * StagingPool::BlockSize(SegmentCutter(plan, target).MaxSegmentBytes());
+    reserve += kReservedSegments * StagingPool::BlockSize(SegmentCutter(plan, target).MaxSegmentBytes());
+    if (unified) reserve += StagingPool::BlockSize(scratch);
   }
   absl::StatusOr<std::shared_ptr<StagingAccount>> staging = environment.staging.Open(reserve);
   if (!staging.ok()) return staging.status();
+  absl::StatusOr<std::shared_ptr<StagingAccount>> device_staging =
+      in_place ? OpenDeviceAccount(environment, TensorBytes(plan) + plan.initial_state_bytes, 0)
+               : OpenDeviceAccount(environment, SegmentCutter(plan, target).MaxSegmentBytes(), scratch);
+  if (!device_staging.ok()) return device_staging.status();
   std::shared_ptr<StreamedPrefill> call(new StreamedPrefill(environment, std::move(context), *std::move(planned),
-                                                            in_place, *std::move(staging), peer, std::move(done)));
+                                                            in_place, *std::move(staging), *std::move(device_staging),
+                                                            peer, std::move(done)));
   if (absl::Status status = call->AllocateWhole(); !status.ok()) return status;
   return call;
 }
 
 StreamedPrefill::StreamedPrefill(const Environment& environment, CallContext context, PrefillPlan plan, bool in_place,
-                                 std::shared_ptr<StagingAccount> staging, StreamPeer& peer, PrefillDone done)
+                                 std::shared_ptr<StagingAccount> staging,
+                                 std::shared_ptr<StagingAccount> device_staging, StreamPeer& peer, PrefillDone done)
     : OrderedCall(environment, std::move(context)),
       plan_(std::move(plan)),
       in_place_(in_place),
       staging_(std::move(staging)),
+      device_staging_(std::move(device_staging)),
       peer_(peer),
       done_(std::move(done)),
       created_(absl::Now()),
@@ -97,26 +106,31 @@ StreamedPrefill::StreamedPrefill(const Environment& environment, CallContext con
 }
 
 absl::Status StreamedPrefill::AllocateWhole() {
-  const auto acquire = [this](std::int64_t size, std::shared_ptr<StagingBuffer>& into) {
-    absl::StatusOr<StagingBuffer> buffer = staging_->Acquire(size);
+  const auto acquire = [](StagingAccount& account, std::int64_t size, std::shared_ptr<StagingBuffer>& into) {
+    absl::StatusOr<StagingBuffer> buffer = account.Acquire(size);
     if (!buffer.ok()) return buffer.status();
     into = std::make_shared<StagingBuffer>(*std::move(buffer));
     return absl::OkStatus();
   };
-  std::int64_t scratch = plan_.initial_state_bytes;
+  const bool tensor = plan_.initial_state_source == InitialStateSource::kTensor;
   if (!in_place_) {
-    scratch = ScratchRows(plan_) * StateBytes(plan_, kernels::DataType::kFloat32);
-    const bool all = plan_.initial_state_source == InitialStateSource::kTensor;
     std::int64_t rows = 0;
     scratch_rows_.reserve(plan_.sequences.size());
     for (const SequencePlan& sequence : plan_.sequences) {
-      scratch_rows_.push_back(all || sequence.slot >= 0 ? rows++ : -1);
+      scratch_rows_.push_back(tensor || sequence.slot >= 0 ? rows++ : -1);
     }
     turn_rows_ = rows;
+    StagingAccount& account = device_staging_ == nullptr ? *staging_ : *device_staging_;
+    const std::int64_t bytes = ScratchRows(plan_) * StateBytes(plan_, kernels::DataType::kFloat32);
+    if (absl::Status status = acquire(account, bytes, scratch_); !status.ok()) return status;
   }
-  if (absl::Status status = acquire(scratch, scratch_); !status.ok()) return status;
-  if (absl::Status status = acquire(plan_.auxiliary_bytes, auxiliary_); !status.ok()) return status;
-  return acquire(DiscardBytes(plan_), discard_);
+  if (tensor && !in_place_ && device_staging_ == nullptr) {
+    initial_states_ = scratch_;  // row n is where sequence n starts
+  } else if (absl::Status status = acquire(*staging_, plan_.initial_state_bytes, initial_states_); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = acquire(*staging_, plan_.auxiliary_bytes, auxiliary_); !status.ok()) return status;
+  return acquire(*staging_, DiscardBytes(plan_), discard_);
 }
 
 absl::StatusOr<Places> StreamedPrefill::Arrive() { return TakeSlots(plan_, context(), cache()); }
@@ -174,7 +188,7 @@ absl::StatusOr<absl::Span<std::byte>> StreamedPrefill::PlaceLocked(StreamTensor 
       return rows(3);
     case StreamTensor::kInitialState:
       if (plan_.initial_state_source != InitialStateSource::kTensor) break;
-      return whole(initial_state_, scratch_);
+      return whole(initial_state_, initial_states_);
     case StreamTensor::kAuxiliary:
       if (!plan_.has_auxiliary_state) break;
       return whole(auxiliary_state_, auxiliary_);
@@ -333,7 +347,8 @@ std::byte* StreamedPrefill::ScratchRow(std::int64_t row) const {
   return scratch_->data() + row * StateBytes(plan_, kernels::DataType::kFloat32);
 }
 
-SequenceStates StreamedPrefill::ScratchStates(std::int64_t n, bool begins, bool ends) const {
+SequenceStates StreamedPrefill::ScratchStates(std::int64_t n, bool begins, bool ends,
+                                              const float* initial_state) const {
   const std::int64_t head_stride = plan_.shape.key_dim * plan_.shape.value_dim;
   const auto view = [&](std::int64_t row) {
     return kernels::StateView{ScratchRow(row), kernels::DataType::kFloat32, head_stride};
@@ -347,7 +362,7 @@ SequenceStates StreamedPrefill::ScratchStates(std::int64_t n, bool begins, bool 
   if (!begins) {
     states.initial = view(row >= 0 ? row : turn_rows_ + (computed_ + 1) % 2);
   } else if (plan_.initial_state_source == InitialStateSource::kTensor) {
-    states.initial = view(row);
+    states.initial = {initial_state, kernels::DataType::kFloat32, head_stride};
   } else if (plan_.initial_state_source == InitialStateSource::kSlot && sequence.slot >= 0) {
     states.initial = cache().pool().State(plan_.layer, sequence.slot);
   }
@@ -380,21 +395,39 @@ absl::Status StreamedPrefill::ComputeSegment(kernels::Stream& stream, Stage& sta
   auto* const g = reinterpret_cast<float*>(stage.operands[3].data());
   const std::int64_t used = std::min(segment.row_end, plan_.used_rows()) - segment.row_begin;
   if (plan_.natural_decay && g != nullptr && used > 0) NaturalToLog2(g, g, used * plan_.shape.heads);
+  const std::int64_t state_elements = plan_.shape.heads * plan_.shape.key_dim * plan_.shape.value_dim;
+  const float* const initial_states =
+      plan_.initial_state_source == InitialStateSource::kTensor
+          ? reinterpret_cast<const float*>(initial_states_->data()) + segment.sequence_begin * state_elements
+          : nullptr;
   const SegmentMemory memory{.k = stage.operands[0].data(),
                              .w = stage.operands[1].data(),
                              .u = stage.operands[2].data(),
                              .g = g,
+                             .initial_state = initial_states,
                              .h = results[0].buffer->data(),
                              .v_new = results[1].buffer->data(),
                              .final_state = results[2].buffer->data()};
-  const Launch launch = DescribeSegment(plan_, segment, memory, [this](std::int64_t n, bool begins, bool ends) {
-    return in_place_ ? StatesInPlace(plan_, cache(), reinterpret_cast<const float*>(scratch_->data()), n)
-                     : ScratchStates(n, begins, ends);
+  const absl::StatusOr<DeviceSegment> device =
+      DeviceSegment::Upload(environment(), device_staging_.get(), plan_, segment, memory, stream);
+  if (!device.ok()) return device.status();
+  const SegmentMemory& reached = device->memory();
+  const Launch launch = DescribeSegment(plan_, segment, reached, [&](std::int64_t n, bool begins, bool ends) {
+    if (in_place_) return StatesInPlace(plan_, cache(), reached.initial_state, n);
+    const float* const own = reached.initial_state == nullptr
+                                 ? nullptr
+                                 : reached.initial_state + (n - segment.sequence_begin) * state_elements;
+    return ScratchStates(n, begins, ends, own);
   });
   if (plan_.check_finite) {
-    if (absl::Status status = CheckFinite(backend, stream, plan_, segment, memory, launch); !status.ok()) return status;
+    if (absl::Status status = CheckFinite(backend, stream, plan_, segment, reached, launch); !status.ok()) {
+      return status;
+    }
   }
-  const auto compute = [&] { return backend.RunRecurrence(plan_.shape, launch.sequences, stream); };
+  const auto compute = [&]() -> absl::Status {
+    absl::Status status = backend.RunRecurrence(plan_.shape, launch.sequences, stream);
+    return status.ok() ? device->Download() : status;
+  };
   if (in_place_) {
     if (absl::Status status = CommitStates(stream, compute); !status.ok()) return status;
   } else {
@@ -448,9 +481,11 @@ void StreamedPrefill::LetGo() {
   const std::lock_guard lock(mutex());
   stages_.clear();
   scratch_.reset();
+  initial_states_.reset();
   auxiliary_.reset();
   discard_.reset();
   staging_->EndReservation();
+  device_staging_.reset();
 }
 
 void StreamedPrefill::Finish(absl::Status status) {

@@ -62,7 +62,8 @@ class StreamedPrefill final : public OrderedCall, public StreamedInput, public S
   };
 
   StreamedPrefill(const Environment& environment, CallContext context, PrefillPlan plan, bool in_place,
-                  std::shared_ptr<StagingAccount> staging, StreamPeer& peer, PrefillDone done);
+                  std::shared_ptr<StagingAccount> staging, std::shared_ptr<StagingAccount> device_staging,
+                  StreamPeer& peer, PrefillDone done);
 
   absl::Status AllocateWhole();  // what lives as long as the call
 
@@ -84,23 +85,26 @@ class StreamedPrefill final : public OrderedCall, public StreamedInput, public S
   absl::Status Commit(kernels::Stream& stream);
   absl::Status CommitStates(kernels::Stream& stream, absl::FunctionRef<absl::Status()> write_states);
   std::byte* ScratchRow(std::int64_t row) const;
-  /// Where a sequence's running state is before and after the segment that is being computed.
-  SequenceStates ScratchStates(std::int64_t n, bool begins, bool ends) const;
+  /// Where a sequence's running state is before and after the segment that is being computed. `initial_state` is the
+  /// sequence's row of that tensor, if there is one.
+  SequenceStates ScratchStates(std::int64_t n, bool begins, bool ends, const float* initial_state) const;
 
   const PrefillPlan plan_;
   const bool in_place_;
   std::shared_ptr<StagingAccount> staging_;
+  std::shared_ptr<StagingAccount> device_staging_;
   StreamPeer& peer_;
   PrefillDone done_;
   const absl::Time created_;
 
   // Fixed before Start; what they point to is freed in LetGo. Shared, as are the stages: Place's caller may still be
   // writing when the call ends.
-  std::shared_ptr<StagingBuffer> scratch_;    // [rows, H, K, V] float32
-  std::shared_ptr<StagingBuffer> auxiliary_;  // [N, auxiliary_bytes]
-  std::shared_ptr<StagingBuffer> discard_;    // takes rows that belong to no sequence
-  std::vector<std::int64_t> scratch_rows_;    // by sequence; -1: one of the two that take turns
-  std::int64_t turn_rows_ = -1;               // first of these two
+  std::shared_ptr<StagingBuffer> scratch_;         // [rows, H, K, V] float32, where the arithmetic reaches it
+  std::shared_ptr<StagingBuffer> initial_states_;  // [N, H, K, V] float32; scratch_ itself if the host reaches that
+  std::shared_ptr<StagingBuffer> auxiliary_;       // [N, auxiliary_bytes]
+  std::shared_ptr<StagingBuffer> discard_;         // takes rows that belong to no sequence
+  std::vector<std::int64_t> scratch_rows_;         // by sequence; -1: one of the two that take turns
+  std::int64_t turn_rows_ = -1;                    // first of these two
 
   // Of the steps, one at a time.
   bool begun_ = false;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/cache/errors.h"
+#include "server/engine/device_segment.h"
 #include "server/engine/prefill_steps.h"
 
 namespace gdpcache::engine {
@@ -38,21 +39,27 @@ absl::StatusOr<std::shared_ptr<UnaryPrefill>> UnaryPrefill::Create(const Environ
   absl::StatusOr<std::shared_ptr<StagingAccount>> staging =
       environment.staging.Open(InputBytes(*plan) + plan->output_bytes() + scratch);
   if (!staging.ok()) return staging.status();
+  absl::StatusOr<std::shared_ptr<StagingAccount>> device_staging =
+      OpenDeviceAccount(environment, InputBytes(*plan) + plan->output_bytes(), 0);
+  if (!device_staging.ok()) return device_staging.status();
   return std::shared_ptr<UnaryPrefill>(new UnaryPrefill(environment, std::move(context), request, *std::move(plan),
-                                                        *std::move(staging), std::move(done)));
+                                                        *std::move(staging), *std::move(device_staging),
+                                                        std::move(done)));
 }
 
 UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, const PrefillRequest& request,
-                           PrefillPlan plan, std::shared_ptr<StagingAccount> staging, PrefillDone done)
+                           PrefillPlan plan, std::shared_ptr<StagingAccount> staging,
+                           std::shared_ptr<StagingAccount> device_staging, PrefillDone done)
     : OneStepCall(environment, std::move(context)),
       plan_(std::move(plan)),
       memory_{.k = request.k.data,
               .w = request.w.data,
               .u = request.u.data,
-              .g = static_cast<const float*>(request.g.data)},
-      initial_state_(static_cast<const float*>(request.initial_state.data)),
+              .g = static_cast<const float*>(request.g.data),
+              .initial_state = static_cast<const float*>(request.initial_state.data)},
       auxiliary_(static_cast<const std::byte*>(request.auxiliary_state.data)),
       staging_(std::move(staging)),
+      device_staging_(std::move(device_staging)),
       done_(std::move(done)),
       created_(absl::Now()) {}
 
@@ -89,11 +96,17 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
     backup = *std::move(buffer);
   }
 
-  const Launch launch = DescribeSegment(plan_, segment, memory, [this](std::int64_t n, bool, bool) {
-    return StatesInPlace(plan_, cache(), initial_state_, n);
+  const absl::StatusOr<DeviceSegment> device =
+      DeviceSegment::Upload(environment(), device_staging_.get(), plan_, segment, memory, stream);
+  if (!device.ok()) return device.status();
+  const SegmentMemory& reached = device->memory();
+  const Launch launch = DescribeSegment(plan_, segment, reached, [&](std::int64_t n, bool, bool) {
+    return StatesInPlace(plan_, cache(), reached.initial_state, n);
   });
   if (plan_.check_finite) {
-    if (absl::Status status = CheckFinite(backend, stream, plan_, segment, memory, launch); !status.ok()) return status;
+    if (absl::Status status = CheckFinite(backend, stream, plan_, segment, reached, launch); !status.ok()) {
+      return status;
+    }
   }
   const absl::Time staged = absl::Now();
   result_.timing.stage_in_us = absl::ToInt64Microseconds(staged - started);
@@ -101,7 +114,10 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
   if (absl::Status status = BeginCommit(); !status.ok()) return status;
   const absl::Status committed =
       CommitPrefill(backend, stream, plan_, cache(), plan_.has_auxiliary_state ? auxiliary_ : nullptr, backup.data(),
-                    [&] { return backend.RunRecurrence(plan_.shape, launch.sequences, stream); });
+                    [&]() -> absl::Status {
+                      absl::Status status = backend.RunRecurrence(plan_.shape, launch.sequences, stream);
+                      return status.ok() ? device->Download() : status;
+                    });
   if (!committed.ok()) return committed;
   const absl::Time computed = absl::Now();
   result_.timing.compute_us = absl::ToInt64Microseconds(computed - staged);

@@ -35,20 +35,24 @@ class UnaryPrefill final : public OneStepCall {
 
  private:
   UnaryPrefill(const Environment& environment, CallContext context, const PrefillRequest& request, PrefillPlan plan,
-               std::shared_ptr<StagingAccount> staging, PrefillDone done);
+               std::shared_ptr<StagingAccount> staging, std::shared_ptr<StagingAccount> device_staging,
+               PrefillDone done);
 
   absl::StatusOr<Places> Arrive() override;
   bool IsSmall() const override;
   absl::Status Execute(kernels::Stream& stream) override;
-  void LetGo() override { staging_.reset(); }
+  void LetGo() override {
+    staging_.reset();
+    device_staging_.reset();
+  }
   void Finish(absl::Status status) override;
 
   const PrefillPlan plan_;
   SegmentMemory memory_;
-  const float* initial_state_ = nullptr;
   const std::byte* auxiliary_ = nullptr;
   PrefillOutputs outputs_;
   std::shared_ptr<StagingAccount> staging_;
+  std::shared_ptr<StagingAccount> device_staging_;
   PrefillDone done_;
   PrefillResult result_;
   absl::Time created_;

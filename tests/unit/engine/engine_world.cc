@@ -14,6 +14,8 @@ using testing::Problem;
 
 namespace {
 
+using test::SeparateMemoryBackend;
+
 constexpr cache::CatalogLimits kLimits = {.max_caches = 1000,
                                           .max_sessions = 1000,
                                           .state_memory_bytes = std::int64_t{1} << 33,
@@ -40,7 +42,11 @@ TensorArgument ArgumentOf(const HostTensor& tensor, TensorTransport transport) {
 
 }  // namespace
 
-World::World(const EngineOptions& options) : cpu(CpuBackend()), backend(*cpu), catalog(backend, clock, kLimits) {
+World::World(const EngineOptions& options, Memory memory)
+    : cpu(CpuBackend()),
+      separate(*cpu),
+      backend(memory == Memory::kSeparate ? static_cast<kernels::Backend&>(separate) : *cpu),
+      catalog(backend, clock, kLimits) {
   auto created = Engine::Create(backend, options);
   EXPECT_TRUE(created.ok()) << created.status();
   engine = *std::move(created);
@@ -80,7 +86,8 @@ cache::Geometry GeometryOf(const Problem& problem, std::int64_t layers, std::int
 void LoadState(const cache::Cache& cache, std::int64_t layer, const HostTensor& state) {
   const std::int64_t size = cache.geometry().state_bytes();
   for (std::int64_t slot = 0; slot < cache.geometry().slots; ++slot) {
-    std::memcpy(cache.pool().State(layer, slot).data, state.bytes.data() + slot * size, size);
+    std::memcpy(SeparateMemoryBackend::HostAddress(cache.pool().State(layer, slot).data),
+                state.bytes.data() + slot * size, size);
   }
 }
 
@@ -89,8 +96,8 @@ HostTensor StoreState(const cache::Cache& cache, std::int64_t layer) {
   HostTensor state =
       testing::ZeroTensor(geometry.state_dtype, {geometry.slots, geometry.heads, geometry.key_dim, geometry.value_dim});
   for (std::int64_t slot = 0; slot < geometry.slots; ++slot) {
-    std::memcpy(state.bytes.data() + slot * geometry.state_bytes(), cache.pool().State(layer, slot).data,
-                geometry.state_bytes());
+    std::memcpy(state.bytes.data() + slot * geometry.state_bytes(),
+                SeparateMemoryBackend::HostAddress(cache.pool().State(layer, slot).data), geometry.state_bytes());
   }
   return state;
 }
@@ -100,9 +107,11 @@ std::size_t Fingerprint(const cache::Cache& cache) {
   std::string all;
   for (std::int64_t layer = 0; layer < geometry.layers; ++layer) {
     for (std::int64_t slot = 0; slot < geometry.slots; ++slot) {
-      all.append(static_cast<const char*>(cache.pool().State(layer, slot).data), geometry.state_bytes());
+      all.append(static_cast<const char*>(SeparateMemoryBackend::HostAddress(cache.pool().State(layer, slot).data)),
+                 geometry.state_bytes());
       const kernels::ByteRange auxiliary = cache.pool().Auxiliary(layer, slot);
-      if (auxiliary.size > 0) all.append(static_cast<const char*>(auxiliary.data), auxiliary.size);
+      if (auxiliary.size > 0)
+        all.append(static_cast<const char*>(SeparateMemoryBackend::HostAddress(auxiliary.data)), auxiliary.size);
       absl::StrAppend(&all, "@", cache.slots().Position(layer, slot), ";");
     }
   }

@@ -23,6 +23,7 @@
 #include "tests/reference/problem.h"
 #include "tests/support/fault_injecting_backend.h"
 #include "tests/support/manual_clock.h"
+#include "tests/support/separate_memory_backend.h"
 
 /// Everything a test of the engine stands on, and the problems of tests/reference as calls of the engine.
 namespace gdpcache::engine {
@@ -55,10 +56,13 @@ class Outcome {
   std::optional<T> value_;
 };
 
+/// Whether the backend's device memory is the host's.
+enum class Memory : std::uint8_t { kUnified, kSeparate };
+
 /// A backend on the CPU whose operations can be made to fail, caches and sessions on a clock that stands still, an
 /// engine.
 struct World {
-  explicit World(const EngineOptions& options = {});
+  explicit World(const EngineOptions& options = {}, Memory memory = Memory::kUnified);
 
   /// A session on a new cache, all of whose slots it holds.
   std::shared_ptr<cache::Session> OpenSession(const cache::Geometry& geometry);
@@ -66,6 +70,7 @@ struct World {
   std::shared_ptr<cache::Session> OpenSessionOn(const cache::Cache& cache);
 
   std::unique_ptr<kernels::Backend> cpu;
+  test::SeparateMemoryBackend separate;
   test::FaultInjectingBackend backend;
   test::ManualClock clock;
   cache::Catalog catalog;

@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <string>
+#include <tuple>
+
 #include "tests/golden/golden_batch.h"
 #include "tests/reference/random_problem.h"
 #include "tests/unit/engine/engine_world.h"
@@ -42,23 +45,34 @@ void ExpectSameAsAlone(World& world, const Problem& problem, How how, std::uint6
     EXPECT_EQ(ran->result.positions[n], slot < 0 ? -1 : tokens);
   }
   EXPECT_EQ(world.engine->staging().used(), 0);
+  EXPECT_EQ(world.engine->device_staging().used(), 0);
 }
 
-class GoldenPrefill : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Batches, GoldenPrefill, ::testing::ValuesIn(testing::GoldenBatchNames()));
+class GoldenPrefill : public ::testing::TestWithParam<std::tuple<std::string, Memory>> {};
+INSTANTIATE_TEST_SUITE_P(Batches, GoldenPrefill,
+                         ::testing::Combine(::testing::ValuesIn(testing::GoldenBatchNames()),
+                                            ::testing::Values(Memory::kUnified, Memory::kSeparate)),
+                         [](const auto& batch) {
+                           return std::get<0>(batch.param) +
+                                  (std::get<1>(batch.param) == Memory::kUnified ? "" : "_separate_memory");
+                         });
 
 TEST_P(GoldenPrefill, UnaryAndStreamsInSmallAndLargeSegmentsEqualTheKernelBitForBit) {
-  const auto batch = testing::LoadGoldenBatch(GetParam());
+  const auto& [name, memory] = GetParam();
+  const auto batch = testing::LoadGoldenBatch(name);
   ASSERT_TRUE(batch.ok()) << batch.status();
-  World world;
+  World world({}, memory);
   ExpectSameAsAlone(world, batch->problem, How::kUnary, 0);
   ExpectSameAsAlone(world, batch->problem, How::kStreamed, 1);
-  World small({.segment_bytes = 100'000});
+  World small({.segment_bytes = 100'000}, memory);
   ExpectSameAsAlone(small, batch->problem, How::kStreamed, 2);
 }
 
-TEST(Prefill, RandomProblemsInTinySegmentsEqualTheKernelBitForBit) {
-  World world({.segment_bytes = 5'000});
+class RandomPrefill : public ::testing::TestWithParam<Memory> {};
+INSTANTIATE_TEST_SUITE_P(Memories, RandomPrefill, ::testing::Values(Memory::kUnified, Memory::kSeparate));
+
+TEST_P(RandomPrefill, InTinySegmentsEqualsTheKernelBitForBit) {
+  World world({.segment_bytes = 5'000}, GetParam());
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     SCOPED_TRACE(seed);
     ExpectSameAsAlone(world, testing::RandomSmallProblem(seed), How::kStreamed, seed);

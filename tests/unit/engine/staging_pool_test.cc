@@ -32,7 +32,7 @@ TEST(StagingPool, BlocksAreAtMostAQuarterLargerThanAskedFor) {
 
 TEST(StagingPool, CountsReservationsAndWhatExceedsThem) {
   test::HeapBackend backend;
-  StagingPool pool(backend, 10 * kMiB);
+  StagingPool pool(backend, kernels::MemoryKind::kHost, 10 * kMiB);
   auto account = pool.Open(2 * kMiB);
   ASSERT_TRUE(account.ok());
   EXPECT_EQ(pool.used(), 2 * kMiB);
@@ -55,7 +55,7 @@ TEST(StagingPool, CountsReservationsAndWhatExceedsThem) {
 
 TEST(StagingPool, RefusesBeyondTheBudgetNamingNeedBudgetAndUse) {
   test::HeapBackend backend;
-  StagingPool pool(backend, 10 * kMiB);
+  StagingPool pool(backend, kernels::MemoryKind::kHost, 10 * kMiB);
   const auto never = pool.Open(11 * kMiB);
   EXPECT_EQ(never.status().message(), "the call needs 11534336 bytes of staging memory; the server has 10485760");
   EXPECT_FALSE(cache::RetryAfterOf(never.status()).has_value());
@@ -74,7 +74,7 @@ TEST(StagingPool, RefusesBeyondTheBudgetNamingNeedBudgetAndUse) {
 TEST(StagingPool, AFailedAllocationTakesNothing) {
   test::HeapBackend heap;
   FaultInjectingBackend backend(heap);
-  StagingPool pool(backend, 10 * kMiB);
+  StagingPool pool(backend, kernels::MemoryKind::kHost, 10 * kMiB);
   const auto account = pool.Open(0);
   backend.FailAfter(FaultInjectingBackend::Operation::kAllocate, 0, absl::ResourceExhaustedError("no memory"));
   const auto buffer = (*account)->Acquire(kMiB);
@@ -86,7 +86,7 @@ TEST(StagingPool, AFailedAllocationTakesNothing) {
 TEST(StagingPool, KeepsFreedBlocksForTheNextUser) {
   test::HeapBackend heap;
   FaultInjectingBackend backend(heap);
-  StagingPool pool(backend, 100 * kMiB);
+  StagingPool pool(backend, kernels::MemoryKind::kHost, 100 * kMiB);
   const auto account = pool.Open(kMiB);
   for (int i = 0; i < 10; ++i) ASSERT_TRUE((*account)->Acquire(8 * kMiB).ok());
   EXPECT_EQ(backend.calls(FaultInjectingBackend::Operation::kAllocate), 1);
@@ -95,7 +95,7 @@ TEST(StagingPool, KeepsFreedBlocksForTheNextUser) {
 
 TEST(StagingPool, KeptBlocksGiveWayToWhoeverNeedsTheBudget) {
   test::HeapBackend backend;
-  StagingPool pool(backend, 16 * kMiB);
+  StagingPool pool(backend, kernels::MemoryKind::kHost, 16 * kMiB);
   const auto account = pool.Open(kMiB);
   ASSERT_TRUE((*account)->Acquire(8 * kMiB).ok());
   EXPECT_EQ(pool.retained(), 8 * kMiB);
@@ -107,7 +107,7 @@ TEST(StagingPool, KeptBlocksGiveWayToWhoeverNeedsTheBudget) {
 
 TEST(StagingPool, KeepsLittleWhenNobodyUsesIt) {
   test::HeapBackend backend;
-  StagingPool pool(backend, std::int64_t{1} << 30);
+  StagingPool pool(backend, kernels::MemoryKind::kHost, std::int64_t{1} << 30);
   {
     const auto account = pool.Open(0);
     std::vector<StagingBuffer> buffers;
@@ -122,7 +122,7 @@ TEST(StagingPool, KeepsLittleWhenNobodyUsesIt) {
 
 TEST(StagingPool, ManyThreadsLeaveNothingInUse) {
   test::HeapBackend backend;
-  StagingPool pool(backend, 64 * kMiB);
+  StagingPool pool(backend, kernels::MemoryKind::kHost, 64 * kMiB);
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&pool, i] {

@@ -1,0 +1,77 @@
+#include "server/engine/device_segment.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+namespace gdpcache::engine {
+
+DeviceSegment::~DeviceSegment() {
+  // An error has nowhere to go: after a refused wait the device is lost, and its memory with it.
+  if (!buffers_.empty()) backend_->Synchronize(*stream_).IgnoreError();
+}
+
+absl::StatusOr<DeviceSegment> DeviceSegment::Upload(const Environment& environment, StagingAccount* account,
+                                                    const PrefillPlan& plan, const Segment& segment,
+                                                    const SegmentMemory& host, kernels::Stream& stream) {
+  DeviceSegment device(environment.backend, stream, host);
+  if (environment.device_staging == nullptr) return device;
+
+  std::vector<kernels::ByteCopy> inputs;
+  const auto acquire = [&](std::int64_t bytes) -> absl::StatusOr<std::byte*> {
+    absl::StatusOr<StagingBuffer> buffer = account->Acquire(bytes);
+    if (!buffer.ok()) return buffer.status();
+    device.buffers_.push_back(*std::move(buffer));
+    return device.buffers_.back().data();
+  };
+  const auto upload = [&](auto*& pointer, std::int64_t bytes) -> absl::Status {
+    if (pointer == nullptr || bytes == 0) return absl::OkStatus();
+    const absl::StatusOr<std::byte*> place = acquire(bytes);
+    if (!place.ok()) return place.status();
+    inputs.push_back({*place, pointer, static_cast<std::size_t>(bytes)});
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(*place);
+    return absl::OkStatus();
+  };
+  const auto reserve = [&](void*& pointer, std::int64_t bytes) -> absl::Status {
+    if (pointer == nullptr || bytes == 0) return absl::OkStatus();
+    const absl::StatusOr<std::byte*> place = acquire(bytes);
+    if (!place.ok()) return place.status();
+    device.results_.push_back({pointer, *place, static_cast<std::size_t>(bytes)});
+    pointer = *place;
+    return absl::OkStatus();
+  };
+
+  // Rows behind the last sequence are not computed, and nobody wants what a device buffer holds there.
+  const std::int64_t rows = std::max<std::int64_t>(0, std::min(segment.row_end, plan.used_rows()) - segment.row_begin);
+  SegmentMemory& memory = device.memory_;
+  absl::Status status = upload(memory.k, rows * KeyRowBytes(plan));
+  if (status.ok()) status = upload(memory.w, rows * KeyRowBytes(plan));
+  if (status.ok()) status = upload(memory.u, rows * ValueRowBytes(plan));
+  if (status.ok()) status = upload(memory.g, rows * plan.shape.heads * std::int64_t{sizeof(float)});
+  if (status.ok()) {
+    status = upload(memory.initial_state,
+                    (segment.sequence_end - segment.sequence_begin) * StateBytes(plan, kernels::DataType::kFloat32));
+  }
+  if (status.ok()) status = reserve(memory.v_new, rows * ValueRowBytes(plan));
+  if (status.ok()) status = reserve(memory.h, (segment.h_end - segment.h_begin) * StateBytes(plan, plan.states_dtype));
+  if (status.ok()) {
+    status = reserve(memory.final_state,
+                     (segment.final_end - segment.final_begin) * StateBytes(plan, kernels::DataType::kFloat32));
+  }
+  if (status.ok() && !inputs.empty()) status = environment.backend.CopyBytes(inputs, stream);
+  if (!status.ok()) return status;
+  return device;
+}
+
+absl::StatusOr<std::shared_ptr<StagingAccount>> OpenDeviceAccount(const Environment& environment,
+                                                                  std::int64_t segment_bytes,
+                                                                  std::int64_t state_bytes) {
+  if (environment.device_staging == nullptr) return nullptr;
+  // The tensors share the segment, each rounded up to a block: at most a quarter more, and a small block each.
+  constexpr std::int64_t kTensors = 8;
+  return environment.device_staging->Open(segment_bytes + segment_bytes / 4 + kTensors * StagingPool::BlockSize(1) +
+                                          StagingPool::BlockSize(state_bytes));
+}
+
+}  // namespace gdpcache::engine

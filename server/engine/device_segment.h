@@ -1,0 +1,58 @@
+#ifndef GDPCACHE_SERVER_ENGINE_DEVICE_SEGMENT_H_
+#define GDPCACHE_SERVER_ENGINE_DEVICE_SEGMENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "server/engine/environment.h"
+#include "server/engine/prefill_plan.h"
+#include "server/engine/segment.h"
+#include "server/engine/staging_pool.h"
+
+namespace gdpcache::engine {
+
+/// A segment's tensors where the arithmetic reaches them: the host memory itself where the backend has unified memory,
+/// else copies in device memory. Its end waits for the stream if it has copies, so that no memory goes while it is
+/// used.
+class DeviceSegment {
+ public:
+  DeviceSegment(DeviceSegment&&) noexcept = default;
+  DeviceSegment& operator=(DeviceSegment&&) = delete;
+  ~DeviceSegment();
+
+  /// Puts copies of the inputs on their way. `account` is of Environment::device_staging, nullptr without one.
+  static absl::StatusOr<DeviceSegment> Upload(const Environment& environment, StagingAccount* account,
+                                              const PrefillPlan& plan, const Segment& segment,
+                                              const SegmentMemory& host, kernels::Stream& stream);
+
+  /// What the arithmetic reads and writes.
+  const SegmentMemory& memory() const { return memory_; }
+
+  /// Puts the results on their way to host memory; complete after Backend::Synchronize.
+  absl::Status Download() const {
+    return results_.empty() ? absl::OkStatus() : backend_->CopyBytes(results_, *stream_);
+  }
+
+ private:
+  DeviceSegment(kernels::Backend& backend, kernels::Stream& stream, const SegmentMemory& memory)
+      : backend_(&backend), stream_(&stream), memory_(memory) {}
+
+  kernels::Backend* backend_;
+  kernels::Stream* stream_;
+  SegmentMemory memory_;
+  std::vector<StagingBuffer> buffers_;
+  std::vector<kernels::ByteCopy> results_;
+};
+
+/// Admits a call to device memory: one segment of `segment_bytes` of inputs and results, and `state_bytes` that stay as
+/// long as the call. Nothing (nullptr) where the backend has unified memory.
+absl::StatusOr<std::shared_ptr<StagingAccount>> OpenDeviceAccount(const Environment& environment,
+                                                                  std::int64_t segment_bytes, std::int64_t state_bytes);
+
+}  // namespace gdpcache::engine
+
+#endif  // GDPCACHE_SERVER_ENGINE_DEVICE_SEGMENT_H_
