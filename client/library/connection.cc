@@ -63,8 +63,8 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Open(const std::st
   const absl::StatusOr<std::string> target = GrpcTarget(address);
   if (!target.ok()) return target.status();
   // Otherwise the end of the last channel shuts the library down, which gRPC 1.51 now and then does 10 seconds late.
-  static const bool initialised = (grpc_init(), true);
-  static_cast<void>(initialised);
+  static const bool kInitialised = (grpc_init(), true);
+  static_cast<void>(kInitialised);
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   arguments.SetMaxSendMessageSize(-1);  // the server is the judge

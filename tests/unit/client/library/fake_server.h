@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -13,7 +14,8 @@
 namespace gdpcache::test {
 
 /// A server on a Unix socket of its own that answers each call as the test says. It has one cache "model" and one
-/// session "s" unless told otherwise. Handlers run on the server's threads; set them before the first call.
+/// session "s" unless told otherwise. Handlers run on the server's threads; set them before address(), or between calls
+/// in Change().
 class FakeServer {
  public:
   using PrefillStream = grpc::ServerReaderWriter<v1::PrefillFrame, v1::PrefillFrame>;
@@ -21,8 +23,18 @@ class FakeServer {
   FakeServer();
   ~FakeServer();
 
-  /// "unix:PATH"
-  std::string address() const { return "unix:" + directory_.path() + "/socket"; }
+  /// "unix:PATH". Asked for after the handlers of the first calls are set.
+  std::string address() {
+    Change([] {});
+    return "unix:" + directory_.path() + "/socket";
+  }
+
+  /// How a test changes what handlers of earlier calls have read and those of later ones will: ThreadSanitizer cannot
+  /// see that a call begins before its handler and ends after it.
+  void Change(const std::function<void()>& change) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    change();
+  }
 
   /// The geometry of "model".
   v1::CacheGeometry geometry;
@@ -39,6 +51,8 @@ class FakeServer {
 
  private:
   class Service;
+
+  std::mutex mutex_;
 
   const TemporaryDirectory directory_;
   std::unique_ptr<Service> service_;

@@ -46,15 +46,23 @@ class PrefillTest : public ::testing::Test {
     return *session_;
   }
 
+  absl::StatusOr<PrefillResult> Prefill(const PrefillCall& call, const CallOptions& options = {}) {
+    absl::StatusOr<PrefillResult> result = session().Prefill(call, options);
+    server_.Change([] {});  // what the handler has read may be gone from here on
+    return result;
+  }
+
   PrefillCall Call(std::int64_t tokens) {
-    tokens_ = tokens;
-    k_.resize(static_cast<std::size_t>(tokens * kHeads * kDim * 2));
-    u_.resize(k_.size());
-    for (std::size_t i = 0; i < k_.size(); ++i) {
-      k_[i] = static_cast<char>(i * 7);
-      u_[i] = static_cast<char>(i * 11);
-    }
-    g_.resize(static_cast<std::size_t>(tokens * kHeads * 4), 'g');
+    server_.Change([this, tokens] {
+      tokens_ = tokens;
+      k_.resize(static_cast<std::size_t>(tokens * kHeads * kDim * 2));
+      u_.resize(k_.size());
+      for (std::size_t i = 0; i < k_.size(); ++i) {
+        k_[i] = static_cast<char>(i * 7);
+        u_[i] = static_cast<char>(i * 11);
+      }
+      g_.resize(static_cast<std::size_t>(tokens * kHeads * 4), 'g');
+    });
     PrefillCall call;
     call.k = {DataType::kBFloat16, {tokens, kHeads, kDim}, k_.data()};
     call.w = call.k;
@@ -164,7 +172,7 @@ TEST_F(PrefillTest, SmallCallsAreUnary) {
     EXPECT_EQ(request.states().mode(), v1::StateSelection::MODE_ALL);
     return AnswerUnary(request, response);
   };
-  const absl::StatusOr<PrefillResult> result = session().Prefill(Call(100));
+  const absl::StatusOr<PrefillResult> result = Prefill(Call(100));
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->transport, Transport::kUnary);
   ExpectResults(*result);
@@ -185,7 +193,7 @@ TEST_F(PrefillTest, LargeCallsAreStreamed) {
     SendResponse(stream);
     return grpc::Status::OK;
   };
-  const absl::StatusOr<PrefillResult> result = session().Prefill(Call(10'000));
+  const absl::StatusOr<PrefillResult> result = Prefill(Call(10'000));
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->transport, Transport::kStream);
   ExpectResults(*result);
@@ -196,9 +204,9 @@ TEST_F(PrefillTest, ResultsOfAMegabyteChooseTheStreamToo) {
     return AnswerStream(stream);
   };
   PrefillCall call = Call(64);
-  call.chunk_size = 1;                                                              // 64 boundaries
-  tokens_ = 64 * 64;                                                                // as the server's answer has them
-  EXPECT_EQ(session().Prefill(call).status().code(), absl::StatusCode::kInternal);  // v_new differs; streamed it was
+  call.chunk_size = 1;                                                    // 64 boundaries
+  tokens_ = 64 * 64;                                                      // as the server's answer has them
+  EXPECT_EQ(Prefill(call).status().code(), absl::StatusCode::kInternal);  // v_new differs; streamed it was
 }
 
 TEST_F(PrefillTest, TheCallerChoosesTheTransport) {
@@ -211,16 +219,16 @@ TEST_F(PrefillTest, TheCallerChoosesTheTransport) {
   PrefillCall call = Call(10'000);
   call.transport = Transport::kUnary;
   // The fake server takes messages of 4 MiB, as gRPC does by default.
-  EXPECT_EQ(session().Prefill(call).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Prefill(call).status().code(), absl::StatusCode::kResourceExhausted);
   call = Call(2'500);
   call.transport = Transport::kUnary;
-  absl::StatusOr<PrefillResult> result = session().Prefill(call);
+  absl::StatusOr<PrefillResult> result = Prefill(call);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->transport, Transport::kUnary);
   ExpectResults(*result);
   call = Call(1);
   call.transport = Transport::kStream;
-  result = session().Prefill(call);
+  result = Prefill(call);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->transport, Transport::kStream);
   ExpectResults(*result);
@@ -238,7 +246,7 @@ TEST_F(PrefillTest, ResultsGoWhereTheCallerWantsThem) {
     std::vector<char> v_new(u_.size() + 32, '.');
     call.transport = transport;
     call.outputs.v_new = Tensor{DataType::kBFloat16, {100 * kHeads * kDim}, v_new.data() + 16};
-    const absl::StatusOr<PrefillResult> result = session().Prefill(call);
+    const absl::StatusOr<PrefillResult> result = Prefill(call);
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->v_new.data(), nullptr);
     EXPECT_EQ(Bytes(result->h), H());
@@ -251,13 +259,13 @@ TEST_F(PrefillTest, OutputsMustFitTheirResults) {
   std::vector<char> memory(1 << 20);
   PrefillCall call = Call(100);
   call.outputs.final_state = Tensor{DataType::kFloat32, {1, kHeads, kDim, kDim + 1}, memory.data()};
-  absl::Status status = session().Prefill(call).status();
+  absl::Status status = Prefill(call).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), "outputs.final_state is float32 [1, 2, 64, 65]; the result is float32 [1, 2, 64, 64]");
   call.outputs.final_state = Tensor{DataType::kFloat32, {1, kHeads, kDim, kDim}, nullptr};
-  EXPECT_THAT(std::string(session().Prefill(call).status().message()), HasSubstr("null pointer"));
+  EXPECT_THAT(std::string(Prefill(call).status().message()), HasSubstr("null pointer"));
   call.output_final_state = false;
-  EXPECT_THAT(std::string(session().Prefill(call).status().message()),
+  EXPECT_THAT(std::string(Prefill(call).status().message()),
               HasSubstr("outputs.final_state is given, but output_final_state is not set"));
 }
 
@@ -267,7 +275,7 @@ TEST_F(PrefillTest, TheServersErrorArrivesWhileTheClientIsStillSending) {
     stream->Read(&frame);
     return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "layer is 9; the cache has 1");
   };
-  const absl::Status status = session().Prefill(Call(100'000)).status();
+  const absl::Status status = Prefill(Call(100'000)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), "layer is 9; the cache has 1");
 }
@@ -279,7 +287,7 @@ TEST_F(PrefillTest, AnExpiredCallLeavesTheCallersMemoryAlone) {
     return grpc::Status::CANCELLED;
   };
   PrefillCall call = Call(100'000);
-  const absl::Status status = session().Prefill(call, {.timeout = absl::Milliseconds(200)}).status();
+  const absl::Status status = Prefill(call, {.timeout = absl::Milliseconds(200)}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   // Freed at once: the sanitizers would see a later access.
   std::vector<char>().swap(k_);
@@ -331,12 +339,12 @@ TEST_F(PrefillTest, ABrokenStreamIsAnErrorAndNothingIsOverrun) {
     return grpc::Status::OK;
   };
   for (const Case& broken : cases) {
-    current = &broken;
     PrefillCall call = Call(100);
+    server_.Change([&] { current = &broken; });
     call.transport = Transport::kStream;
     std::vector<char> h(H().size() + 200, '.');
     call.outputs.h = Tensor{DataType::kBFloat16, {boundaries(), kHeads, kDim, kDim}, h.data() + 100};
-    const absl::Status status = session().Prefill(call).status();
+    const absl::Status status = Prefill(call).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << broken.message;
     EXPECT_THAT(std::string(status.message()), HasSubstr(broken.message));
     EXPECT_EQ(std::string(h.begin(), h.begin() + 100), std::string(100, '.'));
@@ -359,13 +367,15 @@ TEST_F(PrefillTest, ABrokenUnaryAnswerIsAnErrorAndNothingIsOverrun) {
     changes[current](response);
     return status;
   };
-  for (current = 0; current < changes.size(); ++current) {
-    EXPECT_EQ(session().Prefill(Call(100)).status().code(), absl::StatusCode::kInternal) << current;
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    const PrefillCall call = Call(100);
+    server_.Change([&] { current = i; });
+    EXPECT_EQ(Prefill(call).status().code(), absl::StatusCode::kInternal) << i;
   }
   PrefillCall call = Call(100);
   call.output_final_state = false;  // and the server answers with it all the same
-  current = 0;
-  EXPECT_EQ(session().Prefill(call).status().code(), absl::StatusCode::kInternal);
+  server_.Change([&] { current = 0; });
+  EXPECT_EQ(Prefill(call).status().code(), absl::StatusCode::kInternal);
 }
 
 TEST_F(PrefillTest, ThreadsMayCallAtOnce) {

@@ -54,7 +54,7 @@ class SlotContentsTest : public ::testing::Test {
 
   /// Answers with a header as changed by the test, and all bytes.
   void AnswerReads(const std::function<void(v1::SlotContents*)>& change) {
-    server_.read_slots = [change](const v1::ReadSlotsRequest& request, grpc::ServerWriter<v1::ReadSlotsFrame>* writer) {
+    const auto answer = [change](const v1::ReadSlotsRequest& request, grpc::ServerWriter<v1::ReadSlotsFrame>* writer) {
       EXPECT_THAT(request.slots(), ElementsAre(7, 4));
       v1::ReadSlotsFrame frame;
       *frame.mutable_contents() = Header();
@@ -65,6 +65,7 @@ class SlotContentsTest : public ::testing::Test {
       Send(writer, v1::TENSOR_ID_AUXILIARY, 0, std::string(20, 'a'));
       return grpc::Status::OK;
     };
+    server_.Change([&] { server_.read_slots = answer; });
   }
 
   FakeServer server_;
@@ -121,9 +122,11 @@ TEST_F(SlotContentsTest, RefusesIncompleteAnswers) {
   };
   EXPECT_THAT(std::string(session().ReadSlots({7, 4}).status().message()),
               HasSubstr("only 50 of the 96 bytes of state"));
-  server_.read_slots = [](const v1::ReadSlotsRequest&, grpc::ServerWriter<v1::ReadSlotsFrame>*) {
-    return grpc::Status::OK;
-  };
+  server_.Change([this] {
+    server_.read_slots = [](const v1::ReadSlotsRequest&, grpc::ServerWriter<v1::ReadSlotsFrame>*) {
+      return grpc::Status::OK;
+    };
+  });
   EXPECT_THAT(std::string(session().ReadSlots({7, 4}).status().message()), HasSubstr("ended without contents"));
 }
 
