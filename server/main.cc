@@ -3,7 +3,9 @@
 #include <pthread.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -42,6 +44,20 @@ void WaitForStopSignal(const sigset_t& signals) {
   spdlog::info("{}: draining; the next signal stops at once", strsignal(signal_number));
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
 }
+
+// A lost device takes every state with it, and only a new process gets it back: stop serving, for a restart.
+class DeviceLoss {
+ public:
+  void Report(const absl::Status& status) {
+    if (lost_.exchange(true)) return;
+    spdlog::critical("the device is lost, stopping: {}", std::string(status.message()));
+    kill(getpid(), SIGTERM);
+  }
+  bool lost() const { return lost_; }
+
+ private:
+  std::atomic<bool> lost_ = false;
+};
 
 absl::Status CreateConfiguredCaches(const config::Config& config, cache::Catalog& catalog) {
   for (const v1::CreateCacheRequest& request : config.caches) {
@@ -84,7 +100,9 @@ absl::Status Serve(const config::Config& config) {
   engine::EngineOptions engine_options;
   engine_options.staging_bytes = config.staging_memory_bytes;
   engine_options.max_unary_output_bytes = config.max_message_bytes;
-  absl::StatusOr<std::unique_ptr<engine::Engine>> engine = engine::Engine::Create(**backend, engine_options);
+  DeviceLoss device_loss;
+  absl::StatusOr<std::unique_ptr<engine::Engine>> engine = engine::Engine::Create(
+      **backend, engine_options, [&device_loss](const absl::Status& status) { device_loss.Report(status); });
   if (!engine.ok()) return engine.status();
 
   rpc::ServerOptions server_options;
@@ -101,11 +119,13 @@ absl::Status Serve(const config::Config& config) {
   PrintReady(**server, config, device.backend);
 
   WaitForStopSignal(stop_signals);
-  if (absl::Status status = (*server)->Shutdown(config.drain_timeout); !status.ok()) {
+  const absl::Duration drain_timeout = device_loss.lost() ? absl::ZeroDuration() : config.drain_timeout;
+  if (absl::Status status = (*server)->Shutdown(drain_timeout); !status.ok()) {
     spdlog::error("cannot stop cleanly: {}", std::string(status.message()));
     std::_Exit(EXIT_FAILURE);  // running calls still use what a return would destroy
   }
   spdlog::info("stopped");
+  if (device_loss.lost()) return absl::UnavailableError("stopped because the device was lost");
   return absl::OkStatus();
 }
 

@@ -5,11 +5,20 @@
 #include <type_traits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace gdpcache::engine {
 
 DeviceSegment::~DeviceSegment() {
   // An error has nowhere to go: after a refused wait the device is lost, and its memory with it.
   if (!buffers_.empty()) backend_->Synchronize(*stream_).IgnoreError();
+}
+
+absl::Status DeviceSegment::Download() const {
+  if (results_.empty()) return absl::OkStatus();
+  const absl::Status status = backend_->CopyBytes(results_, *stream_);
+  if (status.ok()) return status;
+  return absl::UnavailableError(absl::StrCat("results cannot leave the device: ", status.message()));
 }
 
 absl::StatusOr<DeviceSegment> DeviceSegment::Upload(const Environment& environment, StagingAccount* account,

@@ -32,10 +32,9 @@ class DeviceSegment {
   /// What the arithmetic reads and writes.
   const SegmentMemory& memory() const { return memory_; }
 
-  /// Puts the results on their way to host memory; complete after Backend::Synchronize.
-  absl::Status Download() const {
-    return results_.empty() ? absl::OkStatus() : backend_->CopyBytes(results_, *stream_);
-  }
+  /// Puts the results on their way to host memory; complete after Backend::Synchronize. Comes behind work that cannot
+  /// be taken back, so a refusal counts as the loss of the device: UNAVAILABLE.
+  absl::Status Download() const;
 
  private:
   DeviceSegment(kernels::Backend& backend, kernels::Stream& stream, const SegmentMemory& memory)

@@ -28,7 +28,9 @@ namespace gdpcache::engine {
 /// goes.
 class Engine {
  public:
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(kernels::Backend& backend, const EngineOptions& options);
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(
+      kernels::Backend& backend, const EngineOptions& options,
+      DeviceLostCallback on_device_lost = [](const absl::Status&) {});
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -63,15 +65,19 @@ class Engine {
   const StagingPool& device_staging() const { return device_staging_; }
 
  private:
-  Engine(kernels::Backend& backend, const EngineOptions& options, std::unique_ptr<Executor> executor)
+  Engine(kernels::Backend& backend, const EngineOptions& options, std::unique_ptr<Executor> executor,
+         DeviceLostCallback on_device_lost)
       : options_(options),
+        on_device_lost_(std::move(on_device_lost)),
         staging_(backend, kernels::MemoryKind::kHost, options.staging_bytes),
         device_staging_(backend, kernels::MemoryKind::kDevice, options.staging_bytes),
         executor_(std::move(executor)),
-        environment_{backend, options_, staging_, backend.device_info().unified_memory ? nullptr : &device_staging_,
-                     *executor_} {}
+        environment_{backend,    options_,
+                     staging_,   backend.device_info().unified_memory ? nullptr : &device_staging_,
+                     *executor_, on_device_lost_} {}
 
   const EngineOptions options_;
+  const DeviceLostCallback on_device_lost_;
   StagingPool staging_;
   StagingPool device_staging_;
   std::unique_ptr<Executor> executor_;

@@ -2,7 +2,9 @@
 #define GDPCACHE_SERVER_ENGINE_ENVIRONMENT_H_
 
 #include <cstdint>
+#include <functional>
 
+#include "absl/status/status.h"
 #include "kernels/backend.h"
 #include "server/engine/executor.h"
 #include "server/engine/staging_pool.h"
@@ -23,6 +25,10 @@ struct EngineOptions {
   std::int64_t max_call_input_bytes() const { return staging_bytes / 4; }
 };
 
+/// Told that the backend has lost its device (UNAVAILABLE from one of its operations), on whichever thread found out,
+/// maybe more than once. The calls concerned fail by themselves; no state is left to be served.
+using DeviceLostCallback = std::function<void(const absl::Status&)>;
+
 /// What every call of an engine works with; outlives them.
 struct Environment {
   kernels::Backend& backend;
@@ -30,6 +36,7 @@ struct Environment {
   StagingPool& staging;
   StagingPool* device_staging;  // nullptr where the arithmetic reaches host memory
   Executor& executor;
+  const DeviceLostCallback& on_device_lost;
 };
 
 }  // namespace gdpcache::engine

@@ -71,6 +71,7 @@ void OrderedCall::AdvanceLocked(Lock lock, bool may_run_here) {
 
 void OrderedCall::DoStep(kernels::Stream& stream) {
   const absl::StatusOr<bool> complete = RunStep(stream);
+  if (absl::IsUnavailable(complete.status())) environment_.on_device_lost(complete.status());
   Lock lock(mutex_);
   busy_ = false;
   if (complete.ok() && *complete) {

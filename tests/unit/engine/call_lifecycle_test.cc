@@ -167,6 +167,32 @@ TEST(Failure, AtAnyStageOfSlotOperationsChangesNothing) {
   });
 }
 
+TEST(Failure, OfTheDeviceIsReportedOnceForEachCallThatMeetsIt) {
+  Scene scene;
+  std::vector<absl::Status> reports;
+  auto engine = Engine::Create(scene.world.backend, kSmallSegments,
+                               [&reports](const absl::Status& status) { reports.push_back(status); });
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  scene.world.engine = *std::move(engine);
+  ASSERT_TRUE(scene.RunUnary(scene.Request(TensorTransport::kInline)).ok());
+  EXPECT_TRUE(reports.empty());
+
+  const absl::Status lost = absl::UnavailableError("fallen off the bus");
+  scene.world.backend.FailAfter(Operation::kRunRecurrence, 0, lost);
+  EXPECT_EQ(scene.RunUnary(scene.Request(TensorTransport::kInline)), lost);
+  EXPECT_EQ(reports, std::vector<absl::Status>{lost});
+}
+
+TEST(Failure, BehindALaunchOnADeviceCountsAsItsLoss) {
+  World world({}, Memory::kSeparate);
+  const Problem problem = SmallProblem();
+  const auto session = world.OpenSession(GeometryOf(problem));
+  // Inputs go up in one copy, results come down in the next, behind the launch.
+  world.backend.FailAfter(Operation::kCopyBytes, 1, absl::ResourceExhaustedError("injected"));
+  EXPECT_EQ(RunUnary(world, session, problem, RequestOf(problem, TensorTransport::kInline)).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
 TEST(NonFinite, InputsAndStartingStatesFailACheckedCallOnly) {
   for (const bool streamed : {false, true}) {
     for (const std::string field : {"k", "w", "u", "g", "state_indices[2]"}) {
