@@ -48,7 +48,7 @@ class HalfSentWrite {
   }
 
  private:
-  static constexpr std::size_t kHalf = 2 * 4 * 3 * 4;
+  static constexpr std::size_t kHalf = std::size_t{2} * 4 * 3 * 4;
 
   void SendHalf(std::uint64_t offset) {
     v1::WriteSlotsFrame frame;

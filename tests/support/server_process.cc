@@ -41,8 +41,8 @@ std::vector<std::string> ServerProcess::Arguments(const std::vector<std::string>
 
 std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
   // Otherwise the end of the last channel shuts the library down, which gRPC 1.51 now and then does 10 seconds late.
-  static const bool initialised = (grpc_init(), true);
-  static_cast<void>(initialised);
+  static const bool kInitialised = (grpc_init(), true);
+  static_cast<void>(kInitialised);
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(-1);
