@@ -22,9 +22,9 @@ struct ReplayOptions {
 
 /// "inline" leaves the choice to the library.
 const std::map<std::string, Transport>& Transports() {
-  static const std::map<std::string, Transport> transports = {
+  static const std::map<std::string, Transport> kTransports = {
       {"inline", Transport::kAuto}, {"unary", Transport::kUnary}, {"stream", Transport::kStream}};
-  return transports;
+  return kTransports;
 }
 
 std::string CheckTransport(const std::string& name) {

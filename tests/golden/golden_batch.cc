@@ -51,9 +51,7 @@ std::vector<std::string> GoldenBatchNames() {
   return names;
 }
 
-std::string GoldenBatchPath(const std::string& name) {
-  return absl::StrCat(Directory(), "/", name, ".safetensors");
-}
+std::string GoldenBatchPath(const std::string& name) { return absl::StrCat(Directory(), "/", name, ".safetensors"); }
 
 absl::StatusOr<GoldenBatch> LoadGoldenBatch(const std::string& name) {
   const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(GoldenBatchPath(name));
