@@ -218,10 +218,7 @@ absl::StatusOr<absl::Span<std::byte>> StreamedPrefill::PlaceRows(int operand, st
   StagingBuffer& buffer = stage->operands[operand];
   if (buffer.size() == 0) {
     const std::int64_t most = environment().options.max_call_input_bytes();
-    std::int64_t waiting = bytes;
-    for (const std::shared_ptr<Stage>& other : stages_) {
-      for (const StagingBuffer& held : other->operands) waiting += held.size();
-    }
+    const std::int64_t waiting = buffered_ + bytes;
     if (stages_.size() > kReservedSegments && waiting > most) {
       return absl::ResourceExhaustedError(absl::StrCat(
           at.cursor.name, " is ", at.cursor.received, " bytes in and ahead of tensors that belong to the same rows; ",
@@ -230,6 +227,8 @@ absl::StatusOr<absl::Span<std::byte>> StreamedPrefill::PlaceRows(int operand, st
     absl::StatusOr<StagingBuffer> acquired = staging_->Acquire(bytes);
     if (!acquired.ok()) return acquired.status();
     buffer = *std::move(acquired);
+    stage->buffered += bytes;
+    buffered_ += bytes;
   }
   placing_in_ = stages_[at.stage - first_stage_];
   return absl::MakeSpan(buffer.data() + at.filled, room);
@@ -336,6 +335,7 @@ absl::StatusOr<bool> StreamedPrefill::RunStep(kernels::Stream& stream) {
     const std::lock_guard lock(mutex());
     stages_.pop_front();
     ++first_stage_;
+    buffered_ -= stage->buffered;
     if (stages_.empty() && !cutter_.AtEnd()) CutNext();
     resume = std::exchange(input_paused_, input_paused_ && !stages_.empty() && HasEnoughInput()) && !input_paused_;
   }

@@ -51,6 +51,7 @@ class StreamedPrefill final : public OrderedCall, public StreamedInput, public S
     Segment segment;
     std::array<StagingBuffer, kOperands> operands;  // each allocated when its first row comes
     std::int64_t missing = 0;                       // bytes yet to come
+    std::int64_t buffered = 0;                      // sizes of the operands
   };
 
   /// One of k, w, u, g on its way in.
@@ -113,7 +114,8 @@ class StreamedPrefill final : public OrderedCall, public StreamedInput, public S
 
   // Guarded by mutex().
   SegmentCutter cutter_;
-  std::deque<std::shared_ptr<Stage>> stages_;  // those not computed yet
+  std::deque<std::shared_ptr<Stage>> stages_;  // those not computed yet; the first one's operands are the step's
+  std::int64_t buffered_ = 0;                  // bytes of their operands
   std::int64_t first_stage_ = 0;               // number of the first
   std::array<Operand, kOperands> operands_;
   InputCursor initial_state_;

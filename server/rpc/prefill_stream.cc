@@ -43,7 +43,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
     if (!ok) return EndOfInput(call.get());
     const absl::Status status = call == nullptr ? TakeHeader(call) : TakeData(*call);
     if (!status.ok()) {
-      if (call == nullptr) return FinishWithoutCall(status);
+      if (call == nullptr) return FinishWithoutCall(status, caller_, request_.request_id());
       return call->Cancel(status);  // no effect if the call ended with it
     }
     if (call->WantsInput()) ReadNext();
@@ -76,7 +76,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
     if (call != nullptr) {
       call->Cancel(ClientGone());
     } else {
-      FinishWithoutCall(ClientGone());
+      FinishWithoutCall(ClientGone(), {}, "");  // the reading thread may be at the header
     }
   }
 
@@ -131,7 +131,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
 
   void EndOfInput(engine::StreamedPrefill* call) {
     if (call == nullptr)
-      return FinishWithoutCall(absl::InvalidArgumentError("the stream ended before its first frame"));
+      return FinishWithoutCall(absl::InvalidArgumentError("the stream ended before its first frame"), {}, "");
     if (context_.IsCancelled()) return call->Cancel(ClientGone());
     call->EndOfInput();
   }
@@ -181,11 +181,11 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
     }
   }
 
-  void FinishWithoutCall(const absl::Status& status) {
+  void FinishWithoutCall(const absl::Status& status, const engine::CallContext& caller, absl::string_view request_id) {
     const std::lock_guard lock(mutex_);
     if (finished_) return;
     finished_ = true;
-    Finish(Failed("PrefillStream", caller_, request_.request_id(), status));
+    Finish(Failed("PrefillStream", caller, request_id, status));
   }
 
   const DataPlane& plane_;

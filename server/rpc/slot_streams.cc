@@ -165,13 +165,13 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
       call = call_;
     }
     if (!ok) {
-      if (call == nullptr) return Fail(absl::InvalidArgumentError("the stream ended before its first frame"));
+      if (call == nullptr) return Fail(absl::InvalidArgumentError("the stream ended before its first frame"), {});
       if (context_.IsCancelled()) return call->Cancel(ClientGone());
       return call->EndOfInput();
     }
     const absl::Status status = call == nullptr ? TakeHeader(call) : TakeData(*call);
     if (!status.ok()) {
-      if (call == nullptr) return Fail(status);
+      if (call == nullptr) return Fail(status, caller_);
       return call->Cancel(status);  // no effect if the call ended with it
     }
     const std::lock_guard lock(mutex_);
@@ -188,7 +188,7 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
     if (call != nullptr) {
       call->Cancel(ClientGone());
     } else {
-      Fail(ClientGone());
+      Fail(ClientGone(), {});  // the reading thread may be at the header
     }
   }
 
@@ -248,17 +248,17 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
   }
 
   void Done(absl::Status status) {
-    if (!status.ok()) return Fail(status);
+    if (!status.ok()) return Fail(status, caller_);
     const std::lock_guard lock(mutex_);
     finished_ = true;
     Finish(grpc::Status::OK);
   }
 
-  void Fail(const absl::Status& status) {
+  void Fail(const absl::Status& status, const engine::CallContext& caller) {
     const std::lock_guard lock(mutex_);
     if (finished_) return;
     finished_ = true;
-    Finish(Failed("WriteSlots", caller_, "", status));
+    Finish(Failed("WriteSlots", caller, "", status));
   }
 
   const DataPlane& plane_;
