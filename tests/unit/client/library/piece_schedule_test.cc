@@ -75,7 +75,7 @@ TEST_F(PieceScheduleTest, SendsEveryByteOnceInOrder) {
 }
 
 TEST_F(PieceScheduleTest, InterleavesByToken) {
-  const std::int64_t row = 8 * 256 * 4;  // 8 KiB: 128 rows to a megabyte
+  const std::int64_t row = std::int64_t{8} * 256 * 4;  // 8 KiB: 128 rows to a megabyte
   const PrefillCall call = Call(1000, 8, 256);
   std::map<v1::TensorId, std::int64_t> sent;
   for (const Piece& piece : All(call)) {
@@ -94,7 +94,7 @@ TEST_F(PieceScheduleTest, SplitsRowsLongerThanAFrame) {
   EXPECT_EQ(sent[v1::TENSOR_ID_K], 3 * 300 * 1024 * 4);
   EXPECT_EQ(pieces[0].size, kMaxPayloadBytes);
   EXPECT_EQ(pieces[1].tensor, v1::TENSOR_ID_K);
-  EXPECT_EQ(pieces[1].size, 300 * 1024 * 4 - kMaxPayloadBytes);
+  EXPECT_EQ(pieces[1].size, std::int64_t{300} * 1024 * 4 - kMaxPayloadBytes);
   EXPECT_EQ(pieces[2].tensor, v1::TENSOR_ID_W);
 }
 
@@ -107,10 +107,10 @@ TEST_F(PieceScheduleTest, SendsAnInitialStateBeforeItsSequencesTokensAndAuxiliar
   SetViews(&call);
   const std::vector<Piece> pieces = All(call);
   std::map<v1::TensorId, std::int64_t> sent;
-  const std::int64_t state_row = 8 * 256 * 2 * 4;
+  const std::int64_t state_row = std::int64_t{8} * 256 * 2 * 4;
   for (const Piece& piece : pieces) {
     sent[piece.tensor] += piece.size;
-    const std::int64_t tokens = sent[v1::TENSOR_ID_K] / (8 * 256 * 4);
+    const std::int64_t tokens = sent[v1::TENSOR_ID_K] / (std::int64_t{8} * 256 * 4);
     for (std::int64_t n = 0; n < 6; ++n) {
       if (cu_seqlens[static_cast<std::size_t>(n)] < tokens) {
         EXPECT_GE(sent[v1::TENSOR_ID_INITIAL_STATE], (n + 1) * state_row);
