@@ -1,5 +1,6 @@
 #include "tests/bench/prefill_workload.h"
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -67,30 +68,70 @@ std::int64_t PrefillWorkload::bytes_in() const { return Bytes(k_) + Bytes(w_) + 
 
 std::int64_t PrefillWorkload::bytes_out() const { return Bytes(from_server_.v_new) + Bytes(from_server_.h); }
 
-absl::StatusOr<absl::Duration> PrefillWorkload::RunKernel(kernels::Backend& backend, kernels::Stream& stream) {
+std::vector<kernels::Sequence> PrefillWorkload::Describe(const Operands& operands) const {
   const std::int64_t key_row = shape_.heads * shape_.key_dim;
   const std::int64_t value_row = shape_.heads * shape_.value_dim;
   const std::int64_t head_stride = shape_.key_dim * shape_.value_dim;
   const std::int64_t state = shape_.heads * head_stride;
   const std::int64_t tokens_per_boundary = kChunk * shape_.num_householder;
   std::vector<kernels::Sequence> sequences;
-  float* h = from_kernel_.h.data();
+  float* h = operands.h;
   for (std::size_t n = 0; n < shape_.lengths.size(); ++n) {
     const std::int64_t row = cu_seqlens_[n];
     kernels::Sequence sequence;
     sequence.length = shape_.lengths[n];
-    sequence.k = k_.data() + row * key_row;
-    sequence.w = w_.data() + row * key_row;
-    sequence.u = u_.data() + row * value_row;
-    sequence.g = g_.data() + row * shape_.heads;
-    sequence.v_new = from_kernel_.v_new.data() + row * value_row;
-    sequence.slot = {slots_.data() + static_cast<std::int64_t>(n) * state, kernels::DataType::kFloat32, head_stride};
+    sequence.k = operands.k + row * key_row;
+    sequence.w = operands.w + row * key_row;
+    sequence.u = operands.u + row * value_row;
+    sequence.g = operands.g + row * shape_.heads;
+    sequence.v_new = operands.v_new + row * value_row;
+    sequence.slot = {operands.slots + static_cast<std::int64_t>(n) * state, kernels::DataType::kFloat32, head_stride};
     if (shape_.all_states) {
       sequence.all_boundaries = {h, kernels::DataType::kFloat32, head_stride};
       h += (sequence.length + tokens_per_boundary - 1) / tokens_per_boundary * state;
     }
     sequences.push_back(sequence);
   }
+  return sequences;
+}
+
+absl::StatusOr<PrefillWorkload::Operands> PrefillWorkload::Reach(kernels::Backend& backend, kernels::Stream& stream) {
+  if (backend.device_info().unified_memory) {
+    return Operands{k_.data(),    w_.data(), u_.data(), g_.data(), from_kernel_.v_new.data(), from_kernel_.h.data(),
+                    slots_.data()};
+  }
+  if (device_.empty()) {
+    const std::array<kernels::ByteRange, 4> inputs = {{{k_.data(), Count(Bytes(k_))},
+                                                       {w_.data(), Count(Bytes(w_))},
+                                                       {u_.data(), Count(Bytes(u_))},
+                                                       {g_.data(), Count(Bytes(g_))}}};
+    std::vector<std::size_t> sizes;
+    for (const kernels::ByteRange& input : inputs) sizes.push_back(input.size);
+    for (const std::int64_t bytes : {Bytes(from_kernel_.v_new), Bytes(from_kernel_.h), Bytes(slots_)}) {
+      sizes.push_back(Count(bytes));
+    }
+    for (const std::size_t size : sizes) {
+      absl::StatusOr<kernels::Buffer> buffer = backend.Allocate(size, kernels::MemoryKind::kDevice);
+      if (!buffer.ok()) return buffer.status();
+      device_.push_back(*std::move(buffer));
+    }
+    std::vector<kernels::ByteCopy> copies;
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      copies.push_back({device_[i].data(), inputs[i].data, inputs[i].size});
+    absl::Status status = backend.CopyBytes(copies, stream);
+    if (status.ok()) status = backend.Synchronize(stream);
+    if (!status.ok()) return status;
+  }
+  return Operands{static_cast<std::uint16_t*>(device_[0].data()), static_cast<std::uint16_t*>(device_[1].data()),
+                  static_cast<std::uint16_t*>(device_[2].data()), static_cast<float*>(device_[3].data()),
+                  static_cast<std::uint16_t*>(device_[4].data()), static_cast<float*>(device_[5].data()),
+                  static_cast<float*>(device_[6].data())};
+}
+
+absl::StatusOr<absl::Duration> PrefillWorkload::RunKernel(kernels::Backend& backend, kernels::Stream& stream) {
+  const absl::StatusOr<Operands> operands = Reach(backend, stream);
+  if (!operands.ok()) return operands.status();
+  const std::vector<kernels::Sequence> sequences = Describe(*operands);
   const kernels::RecurrenceShape shape = {
       .heads = shape_.heads,
       .key_dim = shape_.key_dim,
@@ -102,7 +143,15 @@ absl::StatusOr<absl::Duration> PrefillWorkload::RunKernel(kernels::Backend& back
   const absl::Time start = absl::Now();
   if (absl::Status status = backend.RunRecurrence(shape, sequences, stream); !status.ok()) return status;
   if (absl::Status status = backend.Synchronize(stream); !status.ok()) return status;
-  return absl::Now() - start;
+  const absl::Duration elapsed = absl::Now() - start;
+  if (!device_.empty()) {
+    absl::Status status = backend.CopyBytes({{from_kernel_.v_new.data(), device_[4].data(), device_[4].size()},
+                                             {from_kernel_.h.data(), device_[5].data(), device_[5].size()}},
+                                            stream);
+    if (status.ok()) status = backend.Synchronize(stream);
+    if (!status.ok()) return status;
+  }
+  return elapsed;
 }
 
 absl::StatusOr<absl::Duration> PrefillWorkload::RunPrefill(Session& session, const std::vector<std::int64_t>& slots,

@@ -35,7 +35,7 @@ class PrefillWorkload {
   std::int64_t bytes_in() const;
   std::int64_t bytes_out() const;
 
-  /// The bare recurrence.
+  /// The bare recurrence on tensors that it reaches: copies to and from a device are not in the time.
   absl::StatusOr<absl::Duration> RunKernel(kernels::Backend& backend, kernels::Stream& stream);
 
   /// The same through a server, into `slots` of the session, one for each sequence.
@@ -53,6 +53,21 @@ class PrefillWorkload {
     std::vector<float> h;
   };
 
+  /// Every tensor of a launch, in the backend's reach.
+  struct Operands {
+    const std::uint16_t* k;
+    const std::uint16_t* w;
+    const std::uint16_t* u;
+    const float* g;
+    std::uint16_t* v_new;
+    float* h;
+    float* slots;
+  };
+
+  std::vector<kernels::Sequence> Describe(const Operands& operands) const;
+  /// The tensors themselves, or device copies made at the first call.
+  absl::StatusOr<Operands> Reach(kernels::Backend& backend, kernels::Stream& stream);
+
   std::int64_t sequences() const { return static_cast<std::int64_t>(shape_.lengths.size()); }
   Results MakeResults() const;
 
@@ -65,6 +80,7 @@ class PrefillWorkload {
   std::vector<std::uint16_t> u_;
   std::vector<float> g_;
   std::vector<float> slots_;
+  std::vector<kernels::Buffer> device_;  // of the backend of the first RunKernel, where it cannot reach the tensors
   Results from_kernel_;
   Results from_server_;
 };

@@ -185,18 +185,19 @@ nlohmann::json ReportTiny(const Route& route, const TinyTimes& times) {
 struct Options {
   int rounds = 9;
   int calls = 3000;
+  std::string backend = "cpu";
   std::string json;
 };
 
 absl::Status Run(const Options& options) {
-  const test::ServerProcess server;
+  const test::ServerProcess server({"--backend=" + options.backend});
   if (server.tcp_address().empty()) return absl::InternalError("gdpcached did not start");
   absl::StatusOr<Route> tcp = MakeRoute("tcp", server.tcp_address(), "127.0.0.1:0");
   if (!tcp.ok()) return tcp.status();
   absl::StatusOr<Route> local = MakeRoute("unix", server.unix_address(), server.unix_address() + ".pump");
   if (!local.ok()) return local.status();
-  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend =
-      kernels::CreateBackend({.choice = kernels::BackendChoice::kCpu});
+  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::CreateBackend(
+      {.choice = options.backend == "cuda" ? kernels::BackendChoice::kCuda : kernels::BackendChoice::kCpu});
   if (!backend.ok()) return backend.status();
   nlohmann::json report = {{"device", (*backend)->device_info().device}, {"rounds", options.rounds}};
 
@@ -235,6 +236,7 @@ int Main(int argc, char** argv) {
   CLI::App app("Prefills through a real server against a raw byte pump, the bare recurrence and an empty RPC.");
   app.add_option("--rounds", options.rounds, "rounds of each streamed prefill")->check(CLI::Range(1, 1000));
   app.add_option("--calls", options.calls, "tiny prefills")->check(CLI::Range(100, 1'000'000));
+  app.add_option("--backend", options.backend, "what the server computes on")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--json", options.json, "write every measurement to this file");
   CLI11_PARSE(app, argc, argv);
   if (const absl::Status status = Run(options); !status.ok()) {

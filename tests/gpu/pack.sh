@@ -1,5 +1,5 @@
 #!/bin/sh
-# Packs the GPU tests and the benchmark with the shared libraries they need, for a GPU host without packages. The host
+# Packs the GPU tests, the benchmarks, the server and its command with the shared libraries they need, for a GPU host without packages. The host
 # needs an NVIDIA driver and a C library at least as new as this machine's.
 #
 #   tests/gpu/pack.sh BUILD_DIRECTORY OUTPUT_DIRECTORY
@@ -15,7 +15,8 @@ output=$2
 source=$(cd "$(dirname "$0")/../.." && pwd)
 
 mkdir -p "$output/lib"
-for program in tests/unit/kernels/gdpcache_kernel_tests tests/bench/gdpcache_cuda_bench; do
+for program in tests/unit/kernels/gdpcache_kernel_tests tests/bench/gdpcache_cuda_bench \
+  tests/bench/gdpcache_service_bench server/gdpcached client/gdpcache; do
   strip -o "$output/$(basename $program)" "$build/$program"
   # All but the C library and the loader, which must be the host's own.
   ldd "$build/$program" | awk '$3 ~ /^\// { print $3 }' |

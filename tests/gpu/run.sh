@@ -3,7 +3,9 @@
 #
 #   run.sh tests [GTEST_FILTER]     the kernel tests on the GPU (default: all of them)
 #   run.sh sanitize                 a reduced set under compute-sanitizer's memcheck and racecheck
-#   run.sh bench [ARGUMENTS]        the benchmark
+#   run.sh bench [ARGUMENTS]        the benchmark of the kernels
+#   run.sh replay                   every recorded batch through a server on the GPU, over each transport
+#   run.sh service [ARGUMENTS]      the benchmark of the service on the GPU
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -22,8 +24,34 @@ case "${1:-}" in
     shift
     "$here/gdpcache_cuda_bench" "$@"
     ;;
+  replay)
+    socket=$(mktemp -d)/socket
+    "$here/gdpcached" --backend cuda --listen 127.0.0.1:7411 --unix "$socket" >"$socket.ready" &
+    trap 'kill $!' EXIT
+    until grep -q ready "$socket.ready"; do sleep 0.1; done
+    cat "$socket.ready"
+    failed=0
+    for batch in "$here"/golden/*.safetensors; do
+      for server in 127.0.0.1:7411 "unix:$socket"; do
+        for transport in unary stream; do
+          "$here/gdpcache" replay --check --input "$batch" --server "$server" --transport $transport >"$socket.out" 2>&1 || {
+            failed=$((failed + 1))
+            echo "FAILED: $batch over $server as $transport"
+            cat "$socket.out"
+          }
+        done
+      done
+    done
+    tail -n 16 "$socket.out"
+    echo "$failed replays failed"
+    [ $failed -eq 0 ]
+    ;;
+  service)
+    shift
+    GDPCACHED_PROGRAM="$here/gdpcached" "$here/gdpcache_service_bench" --backend cuda "$@"
+    ;;
   *)
-    sed -n '2,6p' "$0" >&2
+    sed -n '2,8p' "$0" >&2
     exit 2
     ;;
 esac

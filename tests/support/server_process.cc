@@ -6,6 +6,7 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 
 #include "absl/strings/str_split.h"
@@ -15,7 +16,9 @@
 namespace gdpcache::test {
 
 const std::string& ServerProgram() {
-  static const std::string& program = *new std::string(GDPCACHED_PATH);
+  // Where the build put it, unless the tests have been packed for another machine.
+  const char* const packed = std::getenv("GDPCACHED_PROGRAM");
+  static const std::string& program = *new std::string(packed != nullptr ? packed : GDPCACHED_PATH);
   return program;
 }
 
