@@ -33,7 +33,7 @@ class FrameQueue {
     Waiting& first = waiting_.front();
     engine::OutputPiece& piece = first.piece;
     if (piece.size == 0) {
-      frame_ = std::move(first.message);
+      frame_ = first.message;  // shares its slices
       frame_bytes_ = 0;
       waiting_.pop_front();
       return &frame_;

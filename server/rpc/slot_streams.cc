@@ -78,7 +78,8 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
 
   void Describe(const engine::SlotContents& contents) {
     const cache::Geometry& geometry = caller_.session->cache()->geometry();
-    const auto& [slots, layers] = contents.selection;
+    const std::vector<std::int64_t>& slots = contents.selection.slots;
+    const std::vector<std::int64_t>& layers = contents.selection.layers;
     v1::ReadSlotsFrame first;
     v1::SlotContents& header = *first.mutable_contents();
     header.mutable_slots()->Add(slots.begin(), slots.end());
