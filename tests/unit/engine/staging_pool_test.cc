@@ -126,7 +126,7 @@ TEST(StagingPool, ManyThreadsLeaveNothingInUse) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&pool, i] {
-      for (int round = 0; round < 300; ++round) {
+      for (std::int64_t round = 0; round < 300; ++round) {
         const auto account = pool.Open(((round + i) % 5) * kMiB);
         if (!account.ok()) continue;
         auto first = (*account)->Acquire(1 + (round * 7919) % (3 * kMiB));
