@@ -3,8 +3,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
+#include <iterator>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,7 +22,7 @@ namespace gdpcache::kernels {
 namespace cuda {
 namespace {
 
-constexpr int kMapsPerSequence = 3;
+constexpr int kMapsPerSequence = 4;  // k, w, u, all boundaries
 
 StateReference Reference(const ConstStateView& view) {
   return {const_cast<void*>(view.data), view.head_stride, view.dtype};
@@ -34,7 +34,7 @@ LaunchShape ToLaunchShape(const RecurrenceShape& shape) {
       shape.num_householder, static_cast<std::int32_t>(shape.chunk_size), shape.input_dtype};
 }
 
-SequenceDescriptor Describe(const Sequence& sequence, DataType input_dtype, std::int32_t first_boundary) {
+SequenceDescriptor Describe(const Sequence& sequence, std::int32_t first_boundary) {
   SequenceDescriptor descriptor;
   descriptor.length = sequence.length;
   descriptor.k = sequence.k;
@@ -48,10 +48,6 @@ SequenceDescriptor Describe(const Sequence& sequence, DataType input_dtype, std:
   descriptor.all_boundaries = Reference(sequence.all_boundaries);
   descriptor.first_boundary = first_boundary;
   descriptor.boundary_count = static_cast<std::int32_t>(sequence.boundaries.size());
-  const bool packed = (sequence.all_boundaries.data == nullptr || sequence.all_boundaries.dtype == input_dtype) &&
-                      std::all_of(sequence.boundaries.begin(), sequence.boundaries.end(),
-                                  [&](const BoundaryStore& store) { return store.destination.dtype == input_dtype; });
-  descriptor.packed_boundaries = packed && input_dtype != DataType::kFloat32 ? 1 : 0;
   // An update in place of no tokens leaves the slot as it is, bit for bit.
   const StateReference& initial = descriptor.initial_state;
   StateReference& slot = descriptor.slot;
@@ -193,20 +189,32 @@ absl::Status CudaBackend::EncodeMaps(const LaunchShape& shape, int value_tile, s
     std::int64_t width;
     int box_columns;
   };
-  const Operand operands[kMapsPerSequence] = {
+  const Operand operands[] = {
       {sequence.k, shape.key_dim, 64}, {sequence.w, shape.key_dim, 64}, {sequence.u, shape.value_dim, value_tile}};
   if (sequence.length == 0) return absl::OkStatus();
-  for (const Operand& operand : operands) {
-    if (!TensorMapEncoder::CanEncode(operand.data, sequence.length, operand.width)) return absl::OkStatus();
-  }
-  sequence.map_index = map_index;
-  CUtensorMap* map = maps + map_index;
-  for (const Operand& operand : operands) {
-    if (absl::Status status = encoder_->Encode(map++, operand.data, shape.input_dtype, sequence.length, shape.heads,
-                                               operand.width, operand.box_columns);
-        !status.ok()) {
-      return status;
+  const bool addressable = sequence.length <= std::numeric_limits<std::int32_t>::max() - kHopperChunk;
+  const auto fits = [](const Operand& operand) { return TensorMapEncoder::CanEncode(operand.data, operand.width * 2); };
+  if (addressable && std::all_of(std::begin(operands), std::end(operands), fits)) {
+    sequence.map_index = map_index;
+    CUtensorMap* map = maps + map_index;
+    for (const Operand& operand : operands) {
+      if (absl::Status status = encoder_->EncodeRows(map++, operand.data, shape.input_dtype, sequence.length,
+                                                     shape.heads, operand.width, operand.box_columns);
+          !status.ok()) {
+        return status;
+      }
     }
+  }
+  const StateReference& all = sequence.all_boundaries;
+  const std::int64_t per_boundary = shape.num_householder * shape.chunk_size;
+  const std::int64_t states = (sequence.length + per_boundary - 1) / per_boundary * shape.heads;
+  if (all.data != nullptr && sequence.boundary_count == 0 && states > shape.heads &&
+      (all.dtype == DataType::kFloat32 || all.dtype == shape.input_dtype) &&
+      states <= std::numeric_limits<std::int32_t>::max() &&
+      TensorMapEncoder::CanEncode(all.data, shape.value_dim * ByteSize(all.dtype))) {
+    sequence.boundary_map = map_index + kMapsPerSequence - 1;
+    return encoder_->EncodeStates(maps + sequence.boundary_map, all.data, all.dtype, states, shape.key_dim,
+                                  shape.value_dim, all.dtype == DataType::kFloat32 ? 32 : value_tile, shape.key_dim);
   }
   return absl::OkStatus();
 }
@@ -218,7 +226,7 @@ absl::Status CudaBackend::FillBlock(const LaunchShape& shape, const std::vector<
   auto* boundaries = reinterpret_cast<BoundaryDescriptor*>(block + layout.boundaries_offset);
   std::int32_t boundary_count = 0;
   for (std::size_t n = 0; n < sequences.size(); ++n) {
-    SequenceDescriptor descriptor = Describe(*sequences[n], shape.input_dtype, boundary_count);
+    SequenceDescriptor descriptor = Describe(*sequences[n], boundary_count);
     if (value_tile != 0) {
       const auto map_index = static_cast<std::int32_t>(n) * kMapsPerSequence;
       if (absl::Status status = EncodeMaps(shape, value_tile, map_index, maps, descriptor); !status.ok()) return status;
@@ -289,7 +297,7 @@ absl::Status CudaBackend::RunRecurrence(const RecurrenceShape& shape, absl::Span
   order.reserve(sequences.size());
   std::size_t boundaries = 0;
   for (const Sequence& sequence : sequences) {
-    if (!HasWork(Describe(sequence, shape.input_dtype, 0))) continue;
+    if (!HasWork(Describe(sequence, 0))) continue;
     order.push_back(&sequence);
     boundaries += sequence.boundaries.size();
   }

@@ -35,8 +35,8 @@ struct SequenceDescriptor {
   StateReference all_boundaries;
   std::int32_t first_boundary = 0;  // into the launch's boundary descriptors
   std::int32_t boundary_count = 0;
-  std::int32_t map_index = -1;         // first of the sequence's three tensor maps (k, w, u); -1: load without them
-  std::int32_t packed_boundaries = 0;  // every boundary destination has the input dtype
+  std::int32_t map_index = -1;     // first of the sequence's tensor maps of k, w and u; -1: load without them
+  std::int32_t boundary_map = -1;  // the tensor map of all_boundaries where boundaries leave through it
 };
 static_assert(sizeof(SequenceDescriptor) % 16 == 0);
 

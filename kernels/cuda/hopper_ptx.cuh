@@ -67,6 +67,19 @@ __device__ __forceinline__ void LoadBox(std::uint32_t destination, const CUtenso
       : "memory");
 }
 
+/// Queues the store of one box of [count, keys, width] states; what lies outside the tensor is left out.
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, std::uint32_t source, int column, int state) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(source), "r"(column), "r"(0), "r"(state)
+               : "memory");
+}
+
+/// Waits until this thread's queued stores have read their sources.
+__device__ __forceinline__ void WaitForStoredReads() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 __device__ __forceinline__ void StoreGlobal16(void* destination, uint4 value) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(destination)), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w));

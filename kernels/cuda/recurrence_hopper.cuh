@@ -48,9 +48,8 @@ struct Plan {
 
   // Rows of staged states and values are padded so that the transposing accesses of the product warps meet no bank
   // twice.
-  static constexpr int kStatePitch = Tile + 4;    // floats
-  static constexpr int kStatePitch16 = Tile + 8;  // 16-bit elements
-  static constexpr int kValuePitch = Tile + 8;    // 16-bit elements
+  static constexpr int kStatePitch = Tile + 4;  // floats
+  static constexpr int kValuePitch = Tile + 8;  // 16-bit elements
 
   static constexpr int kStateBytes = KP * kStatePitch * 4;
   static constexpr int kValueBytes = kChunk * kValuePitch * 2;
@@ -470,36 +469,26 @@ __device__ __forceinline__ void WriteRows(std::byte* destination, std::int64_t r
   }
 }
 
-/// The staged tile to `destination`, by the threads of kWriters warps. `packed`: it is in the input dtype, as the
-/// destination is, in rows of kStatePitch16; else in float32 in rows of kStatePitch.
+/// The tile staged in rows of kStatePitch floats to `destination`, by the threads of kWriters warps.
 template <int KP, int Tile>
-__device__ __forceinline__ void WriteState(bool packed, const std::byte* staged, std::byte* destination, DataType dtype,
-                                           int key_dim, int value_dim, int columns, int thread) {
+__device__ __forceinline__ void WriteState(const std::byte* staged, std::byte* destination, DataType dtype, int key_dim,
+                                           int value_dim, int columns, int thread) {
   using P = Plan<KP, Tile>;
   const int element = dtype == DataType::kFloat32 ? 4 : 2;
   const std::int64_t row_bytes = static_cast<std::int64_t>(value_dim) * element;
   const auto* floats = reinterpret_cast<const float*>(staged);
-  const auto* halves = reinterpret_cast<const std::uint16_t*>(staged);
   const int pieces = columns * element / 16;
   if (reinterpret_cast<std::uintptr_t>(destination) % 16 != 0 || row_bytes % 16 != 0) {
 #pragma unroll 1
     for (int i = thread; i < key_dim * columns; i += kWriters * 32) {
       const int row = i / columns;
       const int column = i - row * columns;
-      const std::int64_t index = static_cast<std::int64_t>(row) * value_dim + column;
-      if (packed) {
-        reinterpret_cast<std::uint16_t*>(destination)[index] = halves[row * P::kStatePitch16 + column];
-      } else {
-        StoreElement(destination, index, dtype, floats[row * P::kStatePitch + column]);
-      }
+      StoreElement(destination, static_cast<std::int64_t>(row) * value_dim + column, dtype,
+                   floats[row * P::kStatePitch + column]);
     }
   } else if (dtype == DataType::kFloat32) {
     WriteRows<Tile / 4>(destination, row_bytes, key_dim, pieces, thread, [&](int row, int piece) {
       return *reinterpret_cast<const uint4*>(floats + row * P::kStatePitch + piece * 4);
-    });
-  } else if (packed) {
-    WriteRows<Tile / 8>(destination, row_bytes, key_dim, pieces, thread, [&](int row, int piece) {
-      return *reinterpret_cast<const uint4*>(halves + row * P::kStatePitch16 + piece * 8);
     });
   } else {
     const bool is_bfloat16 = dtype == DataType::kBFloat16;
@@ -535,7 +524,9 @@ __device__ void WriteStates(const Context<KP, Tile>& context, int thread) {
     const std::int64_t head = item.head;
     const int first_column = item.column;
     const int columns = min(Tile, value_dim - first_column);
-    const bool packed_boundaries = sequence.packed_boundaries != 0;
+    const CUtensorMap* map = sequence.boundary_map >= 0 ? context.maps() + sequence.boundary_map : nullptr;
+    if (map != nullptr && context.arguments->uploaded_block != nullptr && thread == 0) ptx::AcquireTensorMap(map);
+    int map_state = static_cast<int>(head);
     const DataType all_dtype = sequence.all_boundaries.dtype;
     const int all_element = all_dtype == DataType::kFloat32 ? 4 : 2;
     auto* of_all = static_cast<std::byte*>(sequence.all_boundaries.data) +
@@ -560,7 +551,19 @@ __device__ void WriteStates(const Context<KP, Tile>& context, int thread) {
       if (is_final && finals == 0) break;
       if (!loaded) ptx::Wait(context.state_full(outgoing.slot), outgoing.parity);
       const std::byte* staged = context.template at<std::byte>(context.state(loaded ? incoming.slot : outgoing.slot));
-      // One place writes all states, to spare the instruction cache.
+      if (map != nullptr && !loaded && !is_final) {  // staged for the copy engine
+        if (thread == 0) {
+          const std::uint32_t boxes = context.state(outgoing.slot);
+          ptx::StoreBox(map, boxes, first_column, map_state);
+          if (Tile == 64 && all_dtype == DataType::kFloat32 && columns > 32) {
+            ptx::StoreBox(map, boxes + KP * 128, first_column + 32, map_state);
+          }
+          ptx::WaitForStoredReads();
+        }
+        cursor.TakeOfAll(chunk);
+      }
+      map_state += is_final ? 0 : static_cast<int>(heads);
+      // One place writes all other states, to spare the instruction cache.
 #pragma unroll 1
       while (true) {
         std::byte* to = nullptr;
@@ -581,8 +584,7 @@ __device__ void WriteStates(const Context<KP, Tile>& context, int thread) {
         } else {
           break;
         }
-        WriteState<KP, Tile>(packed_boundaries && !loaded && !is_final, staged, to, dtype, key_dim, value_dim, columns,
-                             thread);
+        WriteState<KP, Tile>(staged, to, dtype, key_dim, value_dim, columns, thread);
       }
       if (!loaded) {
         __syncwarp();
@@ -672,6 +674,26 @@ __device__ __forceinline__ void StageState(float* staged, const StateFragment<KP
   }
 }
 
+/// As StageState, in boxes of 32 columns with the copy engine's 128-byte swizzle.
+template <int KP, int Tile>
+__device__ __forceinline__ void StageBoxes(std::byte* boxes, const StateFragment<KP>& s, int column, int pair) {
+  using P = Plan<KP, Tile>;
+#pragma unroll
+  for (int half = 0; half < P::kHalves; ++half) {
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const int v = column + half * 8;
+      const int row = 2 * pair + odd;  // of every eight
+      auto* base = reinterpret_cast<float*>(boxes + v / 32 * KP * 128 + row * 128 + ((v % 32 / 4) ^ row) * 16) + v % 4;
+#pragma unroll
+      for (int group = 0; group < P::kGroups; ++group) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) base[(group * 64 + j * 8) * 32] = s[group][j * 4 + half * 2 + odd];
+      }
+    }
+  }
+}
+
 template <int KP, int Tile>
 __device__ __forceinline__ void ReadState(const float* staged, StateFragment<KP>& s, int column, int pair) {
   using P = Plan<KP, Tile>;
@@ -707,7 +729,6 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
   const std::uint32_t u_offset =
       matrix_row * Tile * 2 + ((matrix_piece ^ (kHalves == 2 ? matrix_row % 8 : matrix_row / 2 % 4)) * 16);
   const std::uint32_t value_offset = matrix_row * P::kValuePitch * 2 + matrix_piece * 16;
-  const std::uint32_t packed_offset = matrix_row * P::kStatePitch16 * 2 + matrix_piece * 16;
 
   // The left operands of the products under way; rows beyond a narrow tile stay zero. They are read so that the
   // compiler does not know it, or it would put zeros into the registers again for every product.
@@ -769,9 +790,14 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
       }
     }
   };
-  const auto stage_state = [&] {
+  const auto stage_state = [&](bool in_boxes) {
     ptx::Wait(context.state_empty(outgoing.slot), outgoing.parity ^ 1);
-    StageState<KP, Tile>(context.template at<float>(context.state(outgoing.slot)), s, column, pair);
+    if (in_boxes) {
+      StageBoxes<KP, Tile>(context.template at<std::byte>(context.state(outgoing.slot)), s, column, pair);
+      ptx::FenceAsyncProxy();
+    } else {
+      StageState<KP, Tile>(context.template at<float>(context.state(outgoing.slot)), s, column, pair);
+    }
     arrive(context.state_full(outgoing.slot));
     outgoing.Advance(P::kStateBuffers, incoming_buffers);
   };
@@ -780,7 +806,11 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
     const SequenceDescriptor& sequence = item.sequence;
     const int chunks = Chunks(sequence);
     const bool wants_values = Uniform(sequence.v_new != nullptr) != 0;
-    const bool packed_boundaries = Uniform(sequence.packed_boundaries) != 0;
+    // Boundaries leave in boxes for the copy engine where there is a map: in float32, or as the first product's
+    // operand.
+    const bool in_boxes = Uniform(sequence.boundary_map) >= 0;
+    const bool packed_boundaries =
+        in_boxes && Uniform(static_cast<int>(sequence.all_boundaries.dtype)) != static_cast<int>(DataType::kFloat32);
     const bool has_final = Uniform(sequence.slot.data != nullptr || sequence.final_state.data != nullptr) != 0;
     BoundaryCursor cursor(sequence, context.boundaries(), num_householder);
     cursor.Pass(0);  // boundary 0 is not ours to store
@@ -842,14 +872,14 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
         // In the shadow of the product: the boundary leaves, in the operand's form if that will do.
         if (wants_boundary && packed_boundaries) {
           if (first == 0) ptx::Wait(context.state_empty(outgoing.slot), outgoing.parity ^ 1);
-          const std::uint32_t to = context.state(outgoing.slot) + packed_offset;
+          const std::uint32_t to = context.state(outgoing.slot) + u_offset;
 #pragma unroll
           for (int group = 0; group < kGroupsInFlight; ++group) {
             if (first + group >= P::kGroups) break;
-            constexpr int kRowBytes = P::kStatePitch16 * 2;
-            store_fragments(to + (first + group) * 64 * kRowBytes, kRowBytes, left[group]);
+            store_fragments(to + (first + group) * 64 * Tile * 2, Tile * 2, left[group]);
           }
           if (first + kGroupsInFlight >= P::kGroups) {
+            ptx::FenceAsyncProxy();
             arrive(context.state_full(outgoing.slot));
             outgoing.Advance(P::kStateBuffers, incoming_buffers);
           }
@@ -859,7 +889,7 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
           ptx::PinRegisters(x);
         }
       }
-      if (wants_boundary && !packed_boundaries) stage_state();
+      if (wants_boundary && !packed_boundaries) stage_state(in_boxes);
 
       // Then S decays, and the next u is on its way.
       if (finished >= 0) arrive(context.k_empty(finished));
@@ -944,7 +974,7 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
       for (int group = 0; group < P::kGroups; ++group) ptx::PinRegisters(s[group]);
     }
     if (finished >= 0) arrive(context.k_empty(finished));
-    if (has_final) stage_state();
+    if (has_final) stage_state(false);
   });
 }
 

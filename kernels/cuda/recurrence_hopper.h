@@ -18,8 +18,8 @@ inline constexpr int kHopperChunk = 64;
 /// Descriptors that travel with the launch itself instead of being uploaded.
 inline constexpr std::size_t kHopperInlineBytes = 3584;
 
-/// A block of descriptors: three tensor maps (k, w, u) per sequence, then the sequences, longest first, then the
-/// boundaries.
+/// A block of descriptors: four tensor maps (k, w, u, all boundaries) per sequence, then the sequences, longest first,
+/// then the boundaries.
 struct HopperArguments {
   LaunchShape shape;
   std::int64_t items = 0;       // sequences x heads x value tiles

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -17,17 +18,28 @@ class TensorMapEncoder {
   /// UNAVAILABLE when the driver does not know tensor maps.
   static absl::StatusOr<TensorMapEncoder> Create();
 
-  /// Whether a [length, heads, width] tensor at `data` can have a map.
-  static bool CanEncode(const void* data, std::int64_t length, std::int64_t width);
+  /// Whether rows of `row_bytes` at `data` can have a map.
+  static bool CanEncode(const void* data, std::int64_t row_bytes) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && row_bytes % 16 == 0;
+  }
 
   /// Boxes of 64 rows of one head by `box_columns` (32 or 64) of a dense [length, heads, width] tensor of 16-bit
   /// elements, swizzled over the bytes of a box's row.
-  absl::Status Encode(CUtensorMap* map, const void* data, DataType dtype, std::int64_t length, std::int64_t heads,
-                      std::int64_t width, int box_columns) const;
+  absl::Status EncodeRows(CUtensorMap* map, const void* data, DataType dtype, std::int64_t length, std::int64_t heads,
+                          std::int64_t width, int box_columns) const;
+
+  /// Boxes of all keys of one state by `box_columns` of dense [count, key_dim, value_dim] states, swizzled likewise.
+  absl::Status EncodeStates(CUtensorMap* map, void* data, DataType dtype, std::int64_t count, std::int64_t key_dim,
+                            std::int64_t value_dim, int box_columns, int box_keys) const;
 
  private:
   using EncodeFunction = decltype(&cuTensorMapEncodeTiled);
+  using Sizes = std::array<std::int64_t, 3>;
   explicit TensorMapEncoder(EncodeFunction encode) : encode_(encode) {}
+
+  /// A dense tensor of these sizes, innermost first; `distances` in bytes between its rows and planes.
+  absl::Status Encode(CUtensorMap* map, const void* data, DataType dtype, const Sizes& sizes,
+                      std::array<std::int64_t, 2> distances, const Sizes& box) const;
 
   EncodeFunction encode_;
 };
