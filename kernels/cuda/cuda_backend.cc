@@ -249,7 +249,7 @@ absl::Status CudaBackend::RunHopper(const LaunchShape& shape, const std::vector<
   arguments.items = static_cast<std::int64_t>(sequences.size()) * shape.heads * arguments.value_tiles;
   arguments.sequences_offset = static_cast<std::int64_t>(layout.sequences_offset);
   arguments.boundaries_offset = static_cast<std::int64_t>(layout.boundaries_offset);
-  arguments.incoming_buffers = HopperIncomingBuffers(shape);
+  arguments.is_short = sequences.front()->length <= kHopperShort ? 1 : 0;
   arguments.counters = stream.counters();
   if (layout.size <= kHopperInlineBytes) {
     if (absl::Status status = FillBlock(shape, sequences, layout, arguments.inline_block, arguments.value_tile);

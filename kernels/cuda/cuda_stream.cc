@@ -10,7 +10,7 @@ namespace gdpcache::kernels::cuda {
 namespace {
 
 constexpr std::size_t kMinScratchBytes = std::size_t{64} << 10;
-constexpr std::size_t kMaxScratches = 32;
+constexpr std::size_t kMaxScratches = 8;  // calls ahead of the device; more would gain nothing
 constexpr std::size_t kCounterBytes = 4 * sizeof(unsigned long long);
 
 }  // namespace

@@ -38,8 +38,8 @@ class CudaStream final : public Stream {
 
   cudaStream_t get() const { return stream_; }
 
-  /// Scratch of at least `size` bytes, aligned to 256, that no earlier call still uses. Waits for the oldest call only
-  /// when very many are under way.
+  /// Scratch of at least `size` bytes, aligned to 256, that no earlier call still uses. Waits for the oldest call
+  /// when eight are under way.
   absl::StatusOr<Scratch*> AcquireScratch(std::size_t size);
 
   /// Queues the copy of the first `size` bytes to the device.

@@ -51,6 +51,21 @@ __device__ __forceinline__ void Wait(std::uint32_t barrier, std::uint32_t parity
       : "memory");
 }
 
+/// Whether that phase is complete.
+__device__ __forceinline__ bool IsComplete(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t complete = 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(complete)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return complete != 0;
+}
+
 // Copies.
 
 __device__ __forceinline__ void AcquireTensorMap(const CUtensorMap* map) {

@@ -10,26 +10,28 @@ constexpr int kWideTile = 64;
 constexpr int kNarrowTile = 32;
 
 /// The kernel for one dtype, number of keys and tile.
-template <typename T, int KP, int Tile>
+template <typename T, int KP, int Tile, bool Short = false>
 struct Variant {
-  static constexpr int kShared = hopper::Plan<KP, Tile>::kAllocation;
+  static constexpr int kShared = hopper::Plan<KP, Tile, Short>::kAllocation;
   static_assert(kShared <= 227 * 1024);
 
   static cudaError_t Prepare() {
-    return cudaFuncSetAttribute(hopper::Recurrence<T, KP, Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+    return cudaFuncSetAttribute(hopper::Recurrence<T, KP, Tile, Short>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                kShared);
   }
   static cudaError_t Launch(const HopperArguments& arguments, int multiprocessors, cudaStream_t stream) {
     const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(arguments.items, multiprocessors));
-    hopper::Recurrence<T, KP, Tile><<<blocks, hopper::kThreads, kShared, stream>>>(arguments);
+    hopper::Recurrence<T, KP, Tile, Short><<<blocks, hopper::kThreads, kShared, stream>>>(arguments);
     return cudaGetLastError();
   }
 };
 
 template <typename T>
 cudaError_t PrepareAll() {
-  for (const auto prepare : {Variant<T, 64, kNarrowTile>::Prepare, Variant<T, 64, kWideTile>::Prepare,
-                             Variant<T, 128, kNarrowTile>::Prepare, Variant<T, 128, kWideTile>::Prepare,
-                             Variant<T, 192, kNarrowTile>::Prepare, Variant<T, 256, kNarrowTile>::Prepare}) {
+  for (const auto prepare :
+       {Variant<T, 64, kNarrowTile>::Prepare, Variant<T, 64, kWideTile>::Prepare, Variant<T, 128, kNarrowTile>::Prepare,
+        Variant<T, 128, kWideTile>::Prepare, Variant<T, 128, kWideTile, true>::Prepare,
+        Variant<T, 192, kNarrowTile>::Prepare, Variant<T, 256, kNarrowTile>::Prepare}) {
     if (const cudaError_t error = prepare(); error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -42,6 +44,9 @@ cudaError_t LaunchForKeys(const HopperArguments& arguments, int multiprocessors,
   if (key_dim > 192) return Variant<T, 256, kNarrowTile>::Launch(arguments, multiprocessors, stream);
   if (key_dim > 128) return Variant<T, 192, kNarrowTile>::Launch(arguments, multiprocessors, stream);
   if (key_dim > 64) {
+    if (wide && arguments.is_short != 0) {
+      return Variant<T, 128, kWideTile, true>::Launch(arguments, multiprocessors, stream);
+    }
     return wide ? Variant<T, 128, kWideTile>::Launch(arguments, multiprocessors, stream)
                 : Variant<T, 128, kNarrowTile>::Launch(arguments, multiprocessors, stream);
   }
@@ -66,8 +71,6 @@ int HopperValueTile(const LaunchShape& shape, std::int64_t sequences, int multip
   const std::int64_t wide_tiles = (shape.value_dim + kWideTile - 1) / kWideTile;
   return sequences * shape.heads * wide_tiles <= multiprocessors / 2 ? kNarrowTile : kWideTile;
 }
-
-int HopperIncomingBuffers(const LaunchShape& shape) { return shape.key_dim <= 64 ? 2 : 1; }
 
 cudaError_t LaunchHopperRecurrence(const HopperArguments& arguments, int multiprocessors, cudaStream_t stream) {
   if (arguments.shape.input_dtype == DataType::kBFloat16) {

@@ -36,13 +36,16 @@ struct Item {
   std::int32_t valid;   // 0: no more items
 };
 
-/// How the shared memory is divided for keys padded to KP and tiles of `Tile` value columns.
-template <int KP, int Tile>
+/// How the shared memory is divided for keys padded to KP and tiles of `Tile` value columns; for short sequences, whose
+/// initial states count for more, or for others.
+template <int KP, int Tile, bool Short>
 struct Plan {
   static constexpr int kGroups = KP / 64;
   static constexpr int kHalves = Tile / 32;  // of the rows that products have, used
-  static constexpr int kStages = KP == 64 || (KP == 128 && Tile == 32) ? 4 : KP < 256 ? 3 : 2;
-  static constexpr int kStateBuffers = KP == 64 ? 4 : KP == 128 && Tile == 32 ? 3 : 2;
+  static constexpr int kStages = Short ? 2 : KP == 64 || (KP == 128 && Tile == 32) ? 4 : KP < 256 ? 3 : 2;
+  static constexpr int kStateBuffers = KP == 64 ? 4 : Short || (KP == 128 && Tile == 32) ? 3 : 2;
+  static constexpr int kIncomingBuffers =
+      KP == 64 || Short ? 2 : 1;  // of them, for initial states; the rest for results
   static constexpr int kValueBuffers = KP > 128 ? 1 : 2;
   static constexpr bool kSplit = KP > 128;  // k has barriers of its own, which makes the most of few stages
 
@@ -70,9 +73,9 @@ struct Plan {
 };
 
 /// Everything a role needs to find its way: pointers into shared memory and the launch's arguments.
-template <int KP, int Tile>
+template <int KP, int Tile, bool Short>
 struct Context {
-  using P = Plan<KP, Tile>;
+  using P = Plan<KP, Tile, Short>;
   std::byte* base;
   std::uint32_t shared;  // the address of base
   const HopperArguments* arguments;
@@ -203,8 +206,8 @@ class BoundaryCursor {
 };
 
 /// Warp 11: the first item of a block is its own number; the others come from a counter, longest sequences first.
-template <int KP, int Tile>
-__device__ void HandOutItems(const Context<KP, Tile>& context, int lane) {
+template <int KP, int Tile, bool Short>
+__device__ void HandOutItems(const Context<KP, Tile, Short>& context, int lane) {
   const HopperArguments& arguments = *context.arguments;
   const std::int64_t per_sequence = arguments.shape.heads * arguments.value_tiles;
   RingPosition position;
@@ -248,8 +251,8 @@ __device__ void HandOutItems(const Context<KP, Tile>& context, int lane) {
 }
 
 /// Calls `work(item)` for each item; the calling warp reads the item until it returns.
-template <int KP, int Tile, typename Work>
-__device__ __forceinline__ void ForEachItem(const Context<KP, Tile>& context, int lane, Work work) {
+template <int KP, int Tile, bool Short, typename Work>
+__device__ __forceinline__ void ForEachItem(const Context<KP, Tile, Short>& context, int lane, Work work) {
   RingPosition position;
   while (true) {
     ptx::Wait(context.item_full(position.slot), position.parity);
@@ -282,9 +285,9 @@ __device__ __forceinline__ void LoadRows(std::byte* boxes, int columns, int box_
 }
 
 /// Warp 8.
-template <int KP, int Tile>
-__device__ void LoadChunks(const Context<KP, Tile>& context, int lane) {
-  using P = Plan<KP, Tile>;
+template <int KP, int Tile, bool Short>
+__device__ void LoadChunks(const Context<KP, Tile, Short>& context, int lane) {
+  using P = Plan<KP, Tile, Short>;
   constexpr int kOperandBytes = P::kGroups * kBoxBytes;
   const LaunchShape& shape = context.arguments->shape;
   RingPosition position;
@@ -349,9 +352,9 @@ __device__ void LoadChunks(const Context<KP, Tile>& context, int lane) {
 }
 
 /// Warp 9: two tokens a lane; the loads of the next chunks are in flight while a chunk's factors are formed.
-template <int KP, int Tile>
-__device__ void ComputeFactors(const Context<KP, Tile>& context, int lane) {
-  using P = Plan<KP, Tile>;
+template <int KP, int Tile, bool Short>
+__device__ void ComputeFactors(const Context<KP, Tile, Short>& context, int lane) {
+  using P = Plan<KP, Tile, Short>;
   const std::int64_t heads = context.arguments->shape.heads;
   RingPosition position;
   ForEachItem(context, lane, [&](const Item& item) {
@@ -388,19 +391,18 @@ __device__ void ComputeFactors(const Context<KP, Tile>& context, int lane) {
 
 /// Warp 10: initial states in float32, zeros beyond K and V and where there is none. State buffers from 0 on are for
 /// initial states; the rest are for results.
-template <int KP, int Tile>
-__device__ void LoadInitialStates(const Context<KP, Tile>& context, int lane) {
-  using P = Plan<KP, Tile>;
+template <int KP, int Tile, bool Short>
+__device__ void LoadInitialStates(const Context<KP, Tile, Short>& context, int lane) {
+  using P = Plan<KP, Tile, Short>;
   constexpr int kPieces = Tile / 4;  // of 16 bytes in a row
   constexpr int kRows = 32 / kPieces;
   const LaunchShape& shape = context.arguments->shape;
-  const int buffers = context.arguments->incoming_buffers;
   RingPosition position;
   ForEachItem(context, lane, [&](const Item& item) {
     ptx::Wait(context.state_empty(position.slot), position.parity ^ 1);
     const std::uint32_t buffer = context.state(position.slot);
     const std::uint32_t full = context.state_full(position.slot);
-    position.Advance(buffers);
+    position.Advance(P::kIncomingBuffers);
     const StateReference& state = item.sequence.initial_state;
     const std::int64_t offset = item.head * state.head_stride + item.column;
     const int columns = min(Tile, shape.value_dim - item.column);
@@ -470,10 +472,10 @@ __device__ __forceinline__ void WriteRows(std::byte* destination, std::int64_t r
 }
 
 /// The tile staged in rows of kStatePitch floats to `destination`, by the threads of kWriters warps.
-template <int KP, int Tile>
+template <int KP, int Tile, bool Short>
 __device__ __forceinline__ void WriteState(const std::byte* staged, std::byte* destination, DataType dtype, int key_dim,
                                            int value_dim, int columns, int thread) {
-  using P = Plan<KP, Tile>;
+  using P = Plan<KP, Tile, Short>;
   const int element = dtype == DataType::kFloat32 ? 4 : 2;
   const std::int64_t row_bytes = static_cast<std::int64_t>(value_dim) * element;
   const auto* floats = reinterpret_cast<const float*>(staged);
@@ -506,18 +508,17 @@ __device__ __forceinline__ std::byte* TileOf(const StateReference& state, std::i
 }
 
 /// Warps 4-6: boundaries, then the final state.
-template <int KP, int Tile>
-__device__ void WriteStates(const Context<KP, Tile>& context, int thread) {
-  using P = Plan<KP, Tile>;
+template <int KP, int Tile, bool Short>
+__device__ void WriteStates(const Context<KP, Tile, Short>& context, int thread) {
+  using P = Plan<KP, Tile, Short>;
   const int num_householder = static_cast<int>(context.arguments->shape.num_householder);
   const std::int64_t heads = context.arguments->shape.heads;
   const int key_dim = context.arguments->shape.key_dim;
   const int value_dim = context.arguments->shape.value_dim;
   const std::int64_t head_elements = static_cast<std::int64_t>(key_dim) * value_dim;
-  const int incoming_buffers = context.arguments->incoming_buffers;
   const int lane = thread % 32;
   RingPosition incoming;
-  RingPosition outgoing(incoming_buffers);
+  RingPosition outgoing(P::kIncomingBuffers);
   ForEachItem(context, lane, [&](const Item& item) {
     const SequenceDescriptor& sequence = item.sequence;
     const int chunks = Chunks(sequence);
@@ -545,7 +546,7 @@ __device__ void WriteStates(const Context<KP, Tile>& context, int thread) {
       if (!loaded && incoming_held) {
         __syncwarp();
         if (lane == 0) ptx::Arrive(context.state_empty(incoming.slot));
-        incoming.Advance(incoming_buffers);
+        incoming.Advance(P::kIncomingBuffers);
         incoming_held = false;
       }
       if (is_final && finals == 0) break;
@@ -584,12 +585,12 @@ __device__ void WriteStates(const Context<KP, Tile>& context, int thread) {
         } else {
           break;
         }
-        WriteState<KP, Tile>(staged, to, dtype, key_dim, value_dim, columns, thread);
+        WriteState<KP, Tile, Short>(staged, to, dtype, key_dim, value_dim, columns, thread);
       }
       if (!loaded) {
         __syncwarp();
         if (lane == 0) ptx::Arrive(context.state_empty(outgoing.slot));
-        outgoing.Advance(P::kStateBuffers, incoming_buffers);
+        outgoing.Advance(P::kStateBuffers, P::kIncomingBuffers);
       }
       if (is_final) break;
     }
@@ -597,9 +598,9 @@ __device__ void WriteStates(const Context<KP, Tile>& context, int thread) {
 }
 
 /// Warp 7.
-template <int KP, int Tile>
-__device__ void WriteValues(const Context<KP, Tile>& context, int lane) {
-  using P = Plan<KP, Tile>;
+template <int KP, int Tile, bool Short>
+__device__ void WriteValues(const Context<KP, Tile, Short>& context, int lane) {
+  using P = Plan<KP, Tile, Short>;
   constexpr int kPieces = Tile / 8;  // of 16 bytes in a row
   constexpr int kRows = 32 / kPieces;
   constexpr int kBatch = 8;
@@ -661,9 +662,9 @@ using StateFragment = float[KP / 64][32];
 __device__ __forceinline__ constexpr int KeyOf(int element) { return (element / 4) * 8 + element % 2; }
 __device__ __forceinline__ constexpr int HalfOf(int element) { return (element / 2) % 2; }
 
-template <int KP, int Tile>
+template <int KP, int Tile, bool Short>
 __device__ __forceinline__ void StageState(float* staged, const StateFragment<KP>& s, int column, int pair) {
-  using P = Plan<KP, Tile>;
+  using P = Plan<KP, Tile, Short>;
   float* base = staged + 2 * pair * P::kStatePitch + column;
 #pragma unroll
   for (int group = 0; group < P::kGroups; ++group) {
@@ -675,9 +676,9 @@ __device__ __forceinline__ void StageState(float* staged, const StateFragment<KP
 }
 
 /// As StageState, in boxes of 32 columns with the copy engine's 128-byte swizzle.
-template <int KP, int Tile>
+template <int KP, int Tile, bool Short>
 __device__ __forceinline__ void StageBoxes(std::byte* boxes, const StateFragment<KP>& s, int column, int pair) {
-  using P = Plan<KP, Tile>;
+  using P = Plan<KP, Tile, Short>;
 #pragma unroll
   for (int half = 0; half < P::kHalves; ++half) {
 #pragma unroll
@@ -694,9 +695,9 @@ __device__ __forceinline__ void StageBoxes(std::byte* boxes, const StateFragment
   }
 }
 
-template <int KP, int Tile>
+template <int KP, int Tile, bool Short>
 __device__ __forceinline__ void ReadState(const float* staged, StateFragment<KP>& s, int column, int pair) {
-  using P = Plan<KP, Tile>;
+  using P = Plan<KP, Tile, Short>;
   const float* base = staged + 2 * pair * P::kStatePitch + column;
 #pragma unroll
   for (int group = 0; group < P::kGroups; ++group) {
@@ -708,13 +709,12 @@ __device__ __forceinline__ void ReadState(const float* staged, StateFragment<KP>
 }
 
 /// Warps 0-3.
-template <typename T, int KP, int Tile>
-__device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
-  using P = Plan<KP, Tile>;
+template <typename T, int KP, int Tile, bool Short>
+__device__ void ComputeProducts(const Context<KP, Tile, Short>& context, int thread) {
+  using P = Plan<KP, Tile, Short>;
   constexpr int kHalves = P::kHalves;
   const LaunchShape& shape = context.arguments->shape;
   const int num_householder = Uniform(static_cast<int>(shape.num_householder));
-  const int incoming_buffers = Uniform(context.arguments->incoming_buffers);
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int pair = lane % 4;
@@ -745,7 +745,7 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
   RingPosition position;
   RingPosition value;
   RingPosition incoming;
-  RingPosition outgoing(incoming_buffers);
+  RingPosition outgoing(P::kIncomingBuffers);
 
   const auto arrive = [&](std::uint32_t barrier) {
     __syncwarp();
@@ -778,6 +778,13 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
       }
     }
   };
+  const auto start_chunk = [&](const RingPosition& at) {
+    start_x();
+    if constexpr (!P::kSplit) {
+      load_decay(at.slot);
+      load_factors(at.slot);
+    }
+  };
   // Fragments of 16-bit elements, one register per 8x8 matrix, to rows in shared memory.
   const auto store_fragments = [&](std::uint32_t address, int row_bytes, const std::uint32_t(&stored)[4][4]) {
 #pragma unroll
@@ -793,13 +800,13 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
   const auto stage_state = [&](bool in_boxes) {
     ptx::Wait(context.state_empty(outgoing.slot), outgoing.parity ^ 1);
     if (in_boxes) {
-      StageBoxes<KP, Tile>(context.template at<std::byte>(context.state(outgoing.slot)), s, column, pair);
+      StageBoxes<KP, Tile, Short>(context.template at<std::byte>(context.state(outgoing.slot)), s, column, pair);
       ptx::FenceAsyncProxy();
     } else {
-      StageState<KP, Tile>(context.template at<float>(context.state(outgoing.slot)), s, column, pair);
+      StageState<KP, Tile, Short>(context.template at<float>(context.state(outgoing.slot)), s, column, pair);
     }
     arrive(context.state_full(outgoing.slot));
-    outgoing.Advance(P::kStateBuffers, incoming_buffers);
+    outgoing.Advance(P::kStateBuffers, P::kIncomingBuffers);
   };
 
   ForEachItem(context, lane, [&](const Item& item) {
@@ -816,21 +823,19 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
     cursor.Pass(0);  // boundary 0 is not ours to store
 
     ptx::Wait(context.state_full(incoming.slot), incoming.parity);
-    ReadState<KP, Tile>(context.template at<const float>(context.state(incoming.slot)), s, column, pair);
+    ReadState<KP, Tile, Short>(context.template at<const float>(context.state(incoming.slot)), s, column, pair);
     arrive(context.state_empty(incoming.slot));
-    incoming.Advance(incoming_buffers);
+    incoming.Advance(P::kIncomingBuffers);
 
 #pragma unroll
     for (int i = 0; i < 32; ++i) x[i] = 0.0F;
     if (chunks > 0) {
       load_u(position);
-      start_x();
-      if constexpr (!P::kSplit) {
-        load_decay(position.slot);
-        load_factors(position.slot);
-      }
+      start_chunk(position);
     }
-    int finished = -1;  // the stage before, released when there is time
+    // The stage before, released when there is time. Wide tiles are for throughput and release at once.
+    constexpr bool kReleasesLate = Tile == 32;
+    int finished = -1;
 #pragma unroll 1
     for (int c = 0; c < chunks; ++c) {
       const bool wants_boundary = cursor.Next() == c;
@@ -881,7 +886,7 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
           if (first + kGroupsInFlight >= P::kGroups) {
             ptx::FenceAsyncProxy();
             arrive(context.state_full(outgoing.slot));
-            outgoing.Advance(P::kStateBuffers, incoming_buffers);
+            outgoing.Advance(P::kStateBuffers, P::kIncomingBuffers);
           }
         }
         if (first + kGroupsInFlight < P::kGroups) {
@@ -904,7 +909,11 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
           if (HalfOf(i) < kHalves) s[group][i] *= decay;
         }
       }
-      if (!P::kSplit && more) load_u(next);
+      bool loaded = false;  // the next u; only if it is there, or its wait would hold up this chunk and its stage
+      if (!P::kSplit && more) {
+        loaded = Uniform(ptx::IsComplete(context.w_full(next.slot), next.parity)) != 0;
+        if (loaded) load_u(next);
+      }
       ptx::WaitForProducts();
       ptx::PinRegisters(x);
       if constexpr (P::kSplit) {
@@ -947,14 +956,7 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
       }
 
       // In the shadow of the second product: the next x starts, v_new leaves.
-      if (more) {
-        if constexpr (P::kSplit) load_u(next);
-        start_x();
-        if constexpr (!P::kSplit) {
-          load_decay(next.slot);
-          load_factors(next.slot);
-        }
-      }
+      if (loaded) start_chunk(next);
       if (wants_values) {
         ptx::Wait(context.value_empty(value.slot), value.parity ^ 1);
 #pragma unroll
@@ -967,22 +969,30 @@ __device__ void ComputeProducts(const Context<KP, Tile>& context, int thread) {
         value.Advance(P::kValueBuffers);
       }
       if (wants_boundary) cursor.Pass(c);
-      finished = position.slot;
-      position = next;
       ptx::WaitForProducts();
 #pragma unroll
       for (int group = 0; group < P::kGroups; ++group) ptx::PinRegisters(s[group]);
+      if (kReleasesLate) {
+        finished = position.slot;
+      } else {
+        arrive(context.k_empty(position.slot));
+      }
+      position = next;
+      if (more && !loaded) {
+        load_u(next);
+        start_chunk(next);
+      }
     }
     if (finished >= 0) arrive(context.k_empty(finished));
     if (has_final) stage_state(false);
   });
 }
 
-template <typename T, int KP, int Tile>
+template <typename T, int KP, int Tile, bool Short>
 __global__ void __launch_bounds__(kThreads, 1) Recurrence(const __grid_constant__ HopperArguments arguments) {
-  using P = Plan<KP, Tile>;
+  using P = Plan<KP, Tile, Short>;
   extern __shared__ std::byte shared[];
-  Context<KP, Tile> context;
+  Context<KP, Tile, Short> context;
   context.base = shared + (1024 - ptx::SharedAddress(shared) % 1024) % 1024;
   context.shared = ptx::SharedAddress(context.base);
   context.arguments = &arguments;
@@ -1008,7 +1018,7 @@ __global__ void __launch_bounds__(kThreads, 1) Recurrence(const __grid_constant_
       ptx::InitBarrier(context.value_empty(i), 1);
     }
     for (int i = 0; i < P::kStateBuffers; ++i) {
-      const bool incoming = i < arguments.incoming_buffers;
+      const bool incoming = i < P::kIncomingBuffers;
       ptx::InitBarrier(context.state_full(i), incoming ? 32 : 4);
       ptx::InitBarrier(context.state_empty(i), incoming ? 4 + kWriters : kWriters);
     }
@@ -1019,24 +1029,24 @@ __global__ void __launch_bounds__(kThreads, 1) Recurrence(const __grid_constant_
 
   if (warp < 4) {
     ptx::RaiseRegisters<248>();
-    ComputeProducts<T, KP, Tile>(context, thread);
+    ComputeProducts<T, KP, Tile, Short>(context, thread);
   } else if (warp < 8) {
     ptx::LowerRegisters<128>();
     if (warp < 4 + kWriters) {
-      WriteStates<KP, Tile>(context, thread - 128);
+      WriteStates<KP, Tile, Short>(context, thread - 128);
     } else {
-      WriteValues<KP, Tile>(context, lane);
+      WriteValues<KP, Tile, Short>(context, lane);
     }
   } else {
     ptx::LowerRegisters<128>();
     if (warp == 8) {
-      LoadChunks<KP, Tile>(context, lane);
+      LoadChunks<KP, Tile, Short>(context, lane);
     } else if (warp == 9) {
-      ComputeFactors<KP, Tile>(context, lane);
+      ComputeFactors<KP, Tile, Short>(context, lane);
     } else if (warp == 10) {
-      LoadInitialStates<KP, Tile>(context, lane);
+      LoadInitialStates<KP, Tile, Short>(context, lane);
     } else {
-      HandOutItems<KP, Tile>(context, lane);
+      HandOutItems<KP, Tile, Short>(context, lane);
     }
   }
 }

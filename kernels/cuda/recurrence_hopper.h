@@ -15,8 +15,11 @@ namespace gdpcache::kernels::cuda {
 
 inline constexpr int kHopperChunk = 64;
 
+/// Expanded tokens up to which a launch counts as one of short sequences.
+inline constexpr std::int64_t kHopperShort = 4 * kHopperChunk;
+
 /// Descriptors that travel with the launch itself instead of being uploaded.
-inline constexpr std::size_t kHopperInlineBytes = 3584;
+inline constexpr std::size_t kHopperInlineBytes = 12288;
 
 /// A block of descriptors: four tensor maps (k, w, u, all boundaries) per sequence, then the sequences, longest first,
 /// then the boundaries.
@@ -25,7 +28,7 @@ struct HopperArguments {
   std::int64_t items = 0;       // sequences x heads x value tiles
   std::int32_t value_tile = 0;  // columns one thread block works on, as HopperValueTile says
   std::int32_t value_tiles = 0;
-  std::int32_t incoming_buffers = 1;          // state buffers for initial states rather than results
+  std::int32_t is_short = 0;                  // no sequence is longer than kHopperShort
   const std::byte* uploaded_block = nullptr;  // null: use inline_block
   std::int64_t sequences_offset = 0;
   std::int64_t boundaries_offset = 0;
@@ -42,9 +45,6 @@ cudaError_t PrepareHopperRecurrence();
 /// Value columns per thread block: narrow tiles where there are few (sequence, head) pairs, so that more
 /// multiprocessors share the stores. Sums do not depend on it.
 int HopperValueTile(const LaunchShape& shape, std::int64_t sequences, int multiprocessors);
-
-/// How many of a thread block's state buffers are for initial states; the rest are for results.
-int HopperIncomingBuffers(const LaunchShape& shape);
 
 /// Queues the kernel on `multiprocessors` or fewer thread blocks.
 cudaError_t LaunchHopperRecurrence(const HopperArguments& arguments, int multiprocessors, cudaStream_t stream);

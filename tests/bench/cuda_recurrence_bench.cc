@@ -40,6 +40,7 @@ using kernels::Stream;
 
 constexpr double kBytesPerMicrosecond = 4.3e6;  // of the H200, reads plus writes
 constexpr std::size_t kPoolElements = std::size_t{1} << 23;
+constexpr int kWarmUp = 12;                                        // calls, so that a stream has all its scratch memory
 constexpr std::size_t kMinRotationBytes = std::size_t{400} << 20;  // several times the L2 cache
 
 #define CHECK_OK(expression)                                                           \
@@ -259,10 +260,10 @@ double Bench::MedianMicroseconds(const RecurrenceShape& shape, std::vector<Set>&
     CHECK_CUDA(cudaEventCreate(&start));
     CHECK_CUDA(cudaEventCreate(&stop));
   }
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < kWarmUp; ++i) {
     CHECK_OK(backend_->RunRecurrence(shape, sets[static_cast<std::size_t>(i) % sets.size()].sequences, *stream_));
   }
-  std::size_t next = 3;
+  std::size_t next = kWarmUp;
   for (auto& [start, stop] : events) {
     CHECK_CUDA(cudaEventRecord(start, queue_));
     CHECK_OK(backend_->RunRecurrence(shape, sets[next++ % sets.size()].sequences, *stream_));
