@@ -18,6 +18,7 @@ constexpr std::size_t kCounterBytes = 4 * sizeof(unsigned long long);
 absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(int device) {
   std::unique_ptr<CudaStream> stream(new CudaStream(device));
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream->stream_, cudaStreamNonBlocking));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream->uploads_, cudaStreamNonBlocking));
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&stream->counters_), kCounterBytes));
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(stream->counters_, 0, kCounterBytes, stream->stream_));
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaHostAlloc(reinterpret_cast<void**>(&stream->host_answer_),
@@ -28,16 +29,19 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(int device) {
 CudaStream::~CudaStream() {
   // Errors have nowhere to go: a lost device frees everything anyway.
   cudaSetDevice(device_);
+  if (uploads_ != nullptr) cudaStreamSynchronize(uploads_);
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
   for (const auto& scratch : scratches_) Free(*scratch);
   if (host_answer_ != nullptr) cudaFreeHost(host_answer_);
   if (counters_ != nullptr) cudaFree(counters_);
+  if (uploads_ != nullptr) cudaStreamDestroy(uploads_);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
 void CudaStream::Free(Scratch& scratch) {
   if (scratch.host_ != nullptr) cudaFreeHost(scratch.host_);
   if (scratch.device_ != nullptr) cudaFree(scratch.device_);
+  if (scratch.uploaded_ != nullptr) cudaEventDestroy(scratch.uploaded_);
   if (scratch.last_use_ != nullptr) cudaEventDestroy(scratch.last_use_);
   scratch = Scratch();
 }
@@ -59,6 +63,7 @@ absl::StatusOr<CudaStream::Scratch*> CudaStream::AcquireScratch(std::size_t size
   }
   if (scratch == nullptr) {
     auto fresh = std::unique_ptr<Scratch>(new Scratch());
+    GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&fresh->uploaded_, cudaEventDisableTiming));
     GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&fresh->last_use_, cudaEventDisableTiming));
     scratch = fresh.get();
     scratches_.insert(scratches_.begin() + static_cast<std::ptrdiff_t>(oldest_), std::move(fresh));
@@ -78,7 +83,10 @@ absl::StatusOr<CudaStream::Scratch*> CudaStream::AcquireScratch(std::size_t size
 }
 
 absl::Status CudaStream::Upload(const Scratch& scratch, std::size_t size) {
-  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(scratch.device_, scratch.host_, size, cudaMemcpyHostToDevice, stream_));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(
+      cudaMemcpyAsync(scratch.device_, scratch.host_, size, cudaMemcpyHostToDevice, uploads_));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventRecord(scratch.uploaded_, uploads_));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(stream_, scratch.uploaded_, 0));
   return absl::OkStatus();
 }
 

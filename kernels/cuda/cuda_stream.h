@@ -30,6 +30,7 @@ class CudaStream final : public Stream {
     void* host_ = nullptr;  // pinned
     void* device_ = nullptr;
     std::size_t capacity_ = 0;
+    cudaEvent_t uploaded_ = nullptr;
     cudaEvent_t last_use_ = nullptr;
   };
 
@@ -42,7 +43,7 @@ class CudaStream final : public Stream {
   /// when eight are under way.
   absl::StatusOr<Scratch*> AcquireScratch(std::size_t size);
 
-  /// Queues the copy of the first `size` bytes to the device.
+  /// Queues the copy of the first `size` bytes to the device, ahead of what the stream is still busy with.
   absl::Status Upload(const Scratch& scratch, std::size_t size);
 
   /// Says that everything that uses the scratch has been queued.
@@ -61,6 +62,7 @@ class CudaStream final : public Stream {
 
   int device_;
   cudaStream_t stream_ = nullptr;
+  cudaStream_t uploads_ = nullptr;
   unsigned long long* counters_ = nullptr;
   unsigned long long* host_answer_ = nullptr;
   std::vector<std::unique_ptr<Scratch>> scratches_;

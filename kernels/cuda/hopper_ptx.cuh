@@ -51,42 +51,45 @@ __device__ __forceinline__ void Wait(std::uint32_t barrier, std::uint32_t parity
       : "memory");
 }
 
-/// Whether that phase is complete.
-__device__ __forceinline__ bool IsComplete(std::uint32_t barrier, std::uint32_t parity) {
-  std::uint32_t complete = 0;
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, done;\n"
-      "}\n"
-      : "=r"(complete)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return complete != 0;
-}
-
 // Copies.
 
 __device__ __forceinline__ void AcquireTensorMap(const CUtensorMap* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 
+/// A cache policy for what is used only once: it makes room in the L2 cache first, so that operands which several
+/// thread blocks read stay there.
+__device__ __forceinline__ std::uint64_t UsedOnce() {
+  std::uint64_t policy = 0;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+/// A cache policy for what other thread blocks will use again.
+__device__ __forceinline__ std::uint64_t UsedAgain() {
+  std::uint64_t policy = 0;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 /// One box of a [length, heads, width] tensor into shared memory; rows and columns outside the tensor become zero.
 __device__ __forceinline__ void LoadBox(std::uint32_t destination, const CUtensorMap* map, std::uint32_t barrier,
-                                        int column, int head, int row) {
+                                        int column, int head, int row, std::uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
-          "r"(destination),
-      "l"(map), "r"(barrier), "r"(column), "r"(head), "r"(row)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(column), "r"(head), "r"(row), "l"(policy)
       : "memory");
 }
 
 /// Queues the store of one box of [count, keys, width] states; what lies outside the tensor is left out.
-__device__ __forceinline__ void StoreBox(const CUtensorMap* map, std::uint32_t source, int column, int state) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-               "r"(source), "r"(column), "r"(0), "r"(state)
-               : "memory");
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, std::uint32_t source, int column, int state,
+                                         std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], %5;" ::"l"(
+          map),
+      "r"(source), "r"(column), "r"(0), "r"(state), "l"(policy)
+      : "memory");
 }
 
 /// Waits until this thread's queued stores have read their sources.
@@ -95,9 +98,10 @@ __device__ __forceinline__ void WaitForStoredReads() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-__device__ __forceinline__ void StoreGlobal16(void* destination, uint4 value) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(destination)), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w));
+__device__ __forceinline__ void StoreGlobal16(void* destination, uint4 value, std::uint64_t policy) {
+  asm volatile(
+      "st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(__cvta_generic_to_global(destination)),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "l"(policy));
 }
 
 __device__ __forceinline__ void CopyAsync16(std::uint32_t destination, const void* source) {

@@ -290,6 +290,8 @@ __device__ void LoadChunks(const Context<KP, Tile, Short>& context, int lane) {
   using P = Plan<KP, Tile, Short>;
   constexpr int kOperandBytes = P::kGroups * kBoxBytes;
   const LaunchShape& shape = context.arguments->shape;
+  const std::uint64_t once = ptx::UsedOnce();
+  const std::uint64_t again = ptx::UsedAgain();
   RingPosition position;
   ForEachItem(context, lane, [&](const Item& item) {
     const SequenceDescriptor& sequence = item.sequence;
@@ -308,16 +310,18 @@ __device__ void LoadChunks(const Context<KP, Tile, Short>& context, int lane) {
           ptx::Wait(context.w_empty(stage), position.parity ^ 1);
           ptx::ArriveExpectBytes(context.w_full(stage),
                                  P::kValueBoxBytes + (P::kSplit ? kOperandBytes : 2 * kOperandBytes));
-          ptx::LoadBox(context.u(stage), maps + 2, context.w_full(stage), item.column, head, row);
+          ptx::LoadBox(context.u(stage), maps + 2, context.w_full(stage), item.column, head, row, once);
           for (int group = 0; group < P::kGroups; ++group) {
-            ptx::LoadBox(context.w(stage) + group * kBoxBytes, maps + 1, context.w_full(stage), group * 64, head, row);
+            ptx::LoadBox(context.w(stage) + group * kBoxBytes, maps + 1, context.w_full(stage), group * 64, head, row,
+                         again);
           }
           if constexpr (P::kSplit) {
             ptx::Wait(context.k_empty(stage), position.parity ^ 1);
             ptx::ArriveExpectBytes(context.k_full(stage), kOperandBytes);
           }
           for (int group = 0; group < P::kGroups; ++group) {
-            ptx::LoadBox(context.k(stage) + group * kBoxBytes, maps, context.k_full(stage), group * 64, head, row);
+            ptx::LoadBox(context.k(stage) + group * kBoxBytes, maps, context.k_full(stage), group * 64, head, row,
+                         again);
           }
         }
       } else {
@@ -456,6 +460,7 @@ __device__ __forceinline__ void WriteRows(std::byte* destination, std::int64_t r
   if (piece >= pieces) return;
   std::byte* to = destination + thread / kPieces * row_bytes + piece * 16;
   const std::int64_t stride = kRows * row_bytes;
+  const std::uint64_t policy = ptx::UsedOnce();
 #pragma unroll 1
   for (int row = thread / kPieces; row < rows; row += kBatch * kRows) {
     uint4 held[kBatch];
@@ -465,7 +470,7 @@ __device__ __forceinline__ void WriteRows(std::byte* destination, std::int64_t r
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (row + i * kRows < rows) ptx::StoreGlobal16(to, held[i]);
+      if (row + i * kRows < rows) ptx::StoreGlobal16(to, held[i], policy);
       to += stride;
     }
   }
@@ -528,6 +533,7 @@ __device__ void WriteStates(const Context<KP, Tile, Short>& context, int thread)
     const CUtensorMap* map = sequence.boundary_map >= 0 ? context.maps() + sequence.boundary_map : nullptr;
     if (map != nullptr && context.arguments->uploaded_block != nullptr && thread == 0) ptx::AcquireTensorMap(map);
     int map_state = static_cast<int>(head);
+    const std::uint64_t policy = ptx::UsedOnce();
     const DataType all_dtype = sequence.all_boundaries.dtype;
     const int all_element = all_dtype == DataType::kFloat32 ? 4 : 2;
     auto* of_all = static_cast<std::byte*>(sequence.all_boundaries.data) +
@@ -555,9 +561,9 @@ __device__ void WriteStates(const Context<KP, Tile, Short>& context, int thread)
       if (map != nullptr && !loaded && !is_final) {  // staged for the copy engine
         if (thread == 0) {
           const std::uint32_t boxes = context.state(outgoing.slot);
-          ptx::StoreBox(map, boxes, first_column, map_state);
+          ptx::StoreBox(map, boxes, first_column, map_state, policy);
           if (Tile == 64 && all_dtype == DataType::kFloat32 && columns > 32) {
-            ptx::StoreBox(map, boxes + KP * 128, first_column + 32, map_state);
+            ptx::StoreBox(map, boxes + KP * 128, first_column + 32, map_state, policy);
           }
           ptx::WaitForStoredReads();
         }
@@ -609,6 +615,7 @@ __device__ void WriteValues(const Context<KP, Tile, Short>& context, int lane) {
   const std::int64_t token_bytes = heads * value_dim * 2;
   const int row = lane / kPieces;
   const int piece = lane % kPieces;
+  const std::uint64_t policy = ptx::UsedOnce();
   RingPosition position;
   ForEachItem(context, lane, [&](const Item& item) {
     const SequenceDescriptor& sequence = item.sequence;
@@ -633,7 +640,7 @@ __device__ void WriteValues(const Context<KP, Tile, Short>& context, int lane) {
           for (int i = 0; i < kBatch; ++i) held[i] = *reinterpret_cast<const uint4*>(from + i * kRows * P::kValuePitch);
 #pragma unroll
           for (int i = 0; i < kBatch; ++i) {
-            if (first + i * kRows < rows && inside) ptx::StoreGlobal16(to, held[i]);
+            if (first + i * kRows < rows && inside) ptx::StoreGlobal16(to, held[i], policy);
             to += kRows * token_bytes;
           }
           from += kBatch * kRows * P::kValuePitch;
@@ -909,11 +916,7 @@ __device__ void ComputeProducts(const Context<KP, Tile, Short>& context, int thr
           if (HalfOf(i) < kHalves) s[group][i] *= decay;
         }
       }
-      bool loaded = false;  // the next u; only if it is there, or its wait would hold up this chunk and its stage
-      if (!P::kSplit && more) {
-        loaded = Uniform(ptx::IsComplete(context.w_full(next.slot), next.parity)) != 0;
-        if (loaded) load_u(next);
-      }
+      if (!P::kSplit && more) load_u(next);
       ptx::WaitForProducts();
       ptx::PinRegisters(x);
       if constexpr (P::kSplit) {
@@ -956,7 +959,7 @@ __device__ void ComputeProducts(const Context<KP, Tile, Short>& context, int thr
       }
 
       // In the shadow of the second product: the next x starts, v_new leaves.
-      if (loaded) start_chunk(next);
+      if (!P::kSplit && more) start_chunk(next);
       if (wants_values) {
         ptx::Wait(context.value_empty(value.slot), value.parity ^ 1);
 #pragma unroll
@@ -978,7 +981,7 @@ __device__ void ComputeProducts(const Context<KP, Tile, Short>& context, int thr
         arrive(context.k_empty(position.slot));
       }
       position = next;
-      if (more && !loaded) {
+      if (P::kSplit && more) {
         load_u(next);
         start_chunk(next);
       }

@@ -70,7 +70,7 @@ ProblemSpec Spec(std::int64_t heads, std::int64_t key_dim, std::int64_t value_di
 TEST_P(WideLaunchTest, LongSequencesGiveTheBitsOfFewHeads) {
   for (const std::int64_t dim : {64, 128}) {
     for (const auto states_dtype : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
-      ProblemSpec spec = Spec(100, dim, dim, {330, 65});
+      ProblemSpec spec = Spec(40, dim, dim, {200, 65});
       spec.states_dtype = states_dtype;
       ExpectFirstHeadsAlone(backend(), spec, 21);
     }
@@ -79,15 +79,15 @@ TEST_P(WideLaunchTest, LongSequencesGiveTheBitsOfFewHeads) {
 
 TEST_P(WideLaunchTest, ShortSequencesGiveTheBitsOfFewHeads) {
   for (const auto state_dtype : {DataType::kFloat32, DataType::kBFloat16}) {
-    ProblemSpec spec = Spec(40, 128, 128, {1, 64, 130, 2, 0, 1, 1, 66});
+    ProblemSpec spec = Spec(16, 128, 128, {1, 64, 130, 2, 0, 1, 1, 66});
     spec.state_dtype = state_dtype;
     ExpectFirstHeadsAlone(backend(), spec, 22);
   }
 }
 
 TEST_P(WideLaunchTest, PartialTilesGiveTheBitsOfFewHeads) {
-  ExpectFirstHeadsAlone(backend(), Spec(90, 96, 80, {200, 3}), 23);
-  ExpectFirstHeadsAlone(backend(), Spec(90, 40, 104, {200, 3}), 24);
+  ExpectFirstHeadsAlone(backend(), Spec(40, 96, 80, {130, 3}), 23);
+  ExpectFirstHeadsAlone(backend(), Spec(40, 40, 104, {130, 3}), 24);
 }
 
 TEST_P(WideLaunchTest, SequencesTimesHeadsBeyondSixteenBitsAreOrdinary) {
