@@ -326,7 +326,7 @@ absl::Status CudaBackend::CopyStates(const RecurrenceShape& shape, absl::Span<co
   if (copies.size() <= InlineStateCopies::kCapacity) {
     InlineStateCopies inline_copies;
     std::transform(copies.begin(), copies.end(), inline_copies.copies, describe);
-    return ToStatus(LaunchCopyStates(launch_shape, nullptr, inline_copies, count, multiprocessors_, cuda_stream.get()),
+    return ToStatus(LaunchCopyStates(launch_shape, nullptr, inline_copies, count, cuda_stream.get()),
                     "launching a state copy");
   }
   const std::size_t size = copies.size() * sizeof(StateCopyDescriptor);
@@ -336,7 +336,7 @@ absl::Status CudaBackend::CopyStates(const RecurrenceShape& shape, absl::Span<co
   if (absl::Status status = cuda_stream.Upload(**scratch, size); !status.ok()) return status;
   const absl::Status launched =
       ToStatus(LaunchCopyStates(launch_shape, reinterpret_cast<const StateCopyDescriptor*>((*scratch)->device()), {},
-                                count, multiprocessors_, cuda_stream.get()),
+                                count, cuda_stream.get()),
                "launching a state copy");
   const absl::Status released = cuda_stream.Release(*scratch);
   return launched.ok() ? released : launched;

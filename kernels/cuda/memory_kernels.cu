@@ -9,12 +9,14 @@
 namespace gdpcache::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kPieces = 4;  // 16-byte accesses a thread has in flight
-constexpr int kBlocksPerMultiprocessor = 8;
+constexpr int kThreads = 512;
+constexpr int kPieces = 2;  // 16-byte accesses a thread has in flight
+constexpr int kBlocksPerMultiprocessor = 4;
 
-// A part of a state is what a thread block copies at a time, in elements of either width.
+// A part of a state is what a thread block copies, in elements of either width. Many short-lived blocks copy faster
+// than few that loop.
 constexpr std::int64_t kPartElements = std::int64_t{kThreads} * kPieces * 4;
+constexpr std::int64_t kMaxCopies = 65535;  // side by side; a grid has no more rows
 
 __device__ __forceinline__ bool Aligned16(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0;
@@ -26,12 +28,12 @@ __device__ __forceinline__ void CopyVectors(uint4* destination, const uint4* sou
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const std::int64_t index = threadIdx.x + i * kThreads;
-    held[i] = source != nullptr && index < vectors ? __ldcs(source + index) : uint4{0, 0, 0, 0};
+    held[i] = source != nullptr && index < vectors ? source[index] : uint4{0, 0, 0, 0};
   }
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const std::int64_t index = threadIdx.x + i * kThreads;
-    if (index < vectors) __stcs(destination + index, held[i]);
+    if (index < vectors) destination[index] = held[i];
   }
 }
 
@@ -41,17 +43,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const StateCopyDescriptor* copies = uploaded != nullptr ? uploaded : inline_copies.copies;
   const std::int64_t head_elements = static_cast<std::int64_t>(shape.key_dim) * shape.value_dim;
   const std::int64_t elements = shape.heads * head_elements;
-  const std::int64_t parts = (elements + kPartElements - 1) / kPartElements;
-  for (std::int64_t number = blockIdx.x; number < count * parts; number += gridDim.x) {
-    const StateCopyDescriptor copy = copies[number / parts];
-    const std::int64_t first = number % parts * kPartElements;
-    const std::int64_t part = min(kPartElements, elements - first);
+  const std::int64_t first = blockIdx.x * kPartElements;
+  const std::int64_t part = min(kPartElements, elements - first);
+  for (std::int64_t number = blockIdx.y; number < count; number += gridDim.y) {
+    const StateCopyDescriptor copy = copies[number];
     const StateReference& to = copy.destination;
     const StateReference& from = copy.source;
     const bool zero = from.data == nullptr;
     const bool raw = zero || to.dtype == from.dtype;
     const bool dense = to.head_stride == head_elements && (zero || from.head_stride == head_elements);
-    const std::int64_t head = first / head_elements;
+    const std::int64_t head = dense ? 0 : first / head_elements;
     const bool one_head = first + part <= (head + 1) * head_elements;
 
     if (raw && (dense || one_head)) {  // one contiguous run of bytes
@@ -114,12 +115,10 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* uploaded,
-                             const InlineStateCopies& inline_copies, std::int64_t count, int multiprocessors,
-                             cudaStream_t stream) {
+                             const InlineStateCopies& inline_copies, std::int64_t count, cudaStream_t stream) {
   const std::int64_t elements = shape.heads * shape.key_dim * shape.value_dim;
-  const std::int64_t parts = count * ((elements + kPartElements - 1) / kPartElements);
-  const auto blocks =
-      static_cast<unsigned>(std::min<std::int64_t>(parts, std::int64_t{kBlocksPerMultiprocessor} * multiprocessors));
+  const dim3 blocks(static_cast<unsigned>((elements + kPartElements - 1) / kPartElements),
+                    static_cast<unsigned>(std::min(count, kMaxCopies)));
   CopyStates<<<blocks, kThreads, 0, stream>>>(shape, uploaded, inline_copies, count);
   return cudaGetLastError();
 }

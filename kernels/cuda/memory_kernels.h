@@ -19,8 +19,7 @@ struct InlineStateCopies {
 /// Copies, converts or clears whole states, see Backend::CopyStates. `uploaded` is null where the first `count` of
 /// `inline_copies` are meant.
 cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* uploaded,
-                             const InlineStateCopies& inline_copies, std::int64_t count, int multiprocessors,
-                             cudaStream_t stream);
+                             const InlineStateCopies& inline_copies, std::int64_t count, cudaStream_t stream);
 
 /// Lowers *first to the index of the first range that holds a NaN or an infinity.
 cudaError_t LaunchFindNonFinite(const FiniteCheckDescriptor* ranges, std::int64_t count, unsigned long long* first,
