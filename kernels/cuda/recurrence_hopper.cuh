@@ -29,6 +29,14 @@ inline constexpr int kWriters = 3;  // warps that write states
 inline constexpr int kItemSlots = 4;
 inline constexpr int kBoxBytes = kChunk * 128;  // 64 rows of 64 elements of w or k
 
+// One lane speaks for its warp. compute-sanitizer's racecheck does not see that, so a build for it lets every lane
+// arrive.
+#ifdef GDPCACHE_CUDA_RACECHECK
+inline constexpr int kArrivalsOfWarp = 32;
+#else
+inline constexpr int kArrivalsOfWarp = 1;
+#endif
+
 struct Item {
   SequenceDescriptor sequence;
   std::int64_t head;
@@ -143,6 +151,12 @@ struct RingPosition {
   }
 };
 
+/// Arrives for all of the warp, whose earlier accesses it covers.
+__device__ __forceinline__ void ArriveAsWarp(std::uint32_t barrier, int lane) {
+  __syncwarp();
+  if (kArrivalsOfWarp == 32 || lane == 0) ptx::Arrive(barrier);
+}
+
 /// `value`, the same in all lanes, in a form the compiler knows to be so: warpgroup products must not appear to
 /// diverge.
 __device__ __forceinline__ int Uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
@@ -230,8 +244,7 @@ __device__ void HandOutItems(const Context<KP, Tile, Short>& context, int lane) 
     } else if (lane == 0) {
       item->valid = 0;
     }
-    __syncwarp();
-    if (lane == 0) ptx::Arrive(context.item_full(position.slot));
+    ArriveAsWarp(context.item_full(position.slot), lane);
     if (number >= arguments.items) break;
     position.Advance(kItemSlots);
     if (arguments.items <= gridDim.x) {
@@ -259,8 +272,7 @@ __device__ __forceinline__ void ForEachItem(const Context<KP, Tile, Short>& cont
     const Item& item = *context.item(position.slot);
     if (Uniform(item.valid) == 0) return;
     work(item);
-    __syncwarp();
-    if (lane == 0) ptx::Arrive(context.item_empty(position.slot));
+    ArriveAsWarp(context.item_empty(position.slot), lane);
     position.Advance(kItemSlots);
   }
 }
@@ -386,8 +398,7 @@ __device__ void ComputeFactors(const Context<KP, Tile, Short>& context, int lane
       factors[lane] = -exp2f(g_last - g_low);  // of -x
       factors[lane + 32] = -exp2f(g_last - g_high);
       if (lane == 0) factors[kChunk] = exp2f(g_last);
-      __syncwarp();
-      if (lane == 0) ptx::Arrive(context.k_full(position.slot));
+      ArriveAsWarp(context.k_full(position.slot), lane);
       position.Advance(P::kStages);
     }
   });
@@ -550,8 +561,7 @@ __device__ void WriteStates(const Context<KP, Tile, Short>& context, int thread)
       const bool is_final = chunk >= chunks;
       const bool loaded = chunk == 0 && !is_final;  // boundary 0 is the initial state as it was loaded
       if (!loaded && incoming_held) {
-        __syncwarp();
-        if (lane == 0) ptx::Arrive(context.state_empty(incoming.slot));
+        ArriveAsWarp(context.state_empty(incoming.slot), lane);
         incoming.Advance(P::kIncomingBuffers);
         incoming_held = false;
       }
@@ -594,8 +604,7 @@ __device__ void WriteStates(const Context<KP, Tile, Short>& context, int thread)
         WriteState<KP, Tile, Short>(staged, to, dtype, key_dim, value_dim, columns, thread);
       }
       if (!loaded) {
-        __syncwarp();
-        if (lane == 0) ptx::Arrive(context.state_empty(outgoing.slot));
+        ArriveAsWarp(context.state_empty(outgoing.slot), lane);
         outgoing.Advance(P::kStateBuffers, P::kIncomingBuffers);
       }
       if (is_final) break;
@@ -654,8 +663,7 @@ __device__ void WriteValues(const Context<KP, Tile, Short>& context, int lane) {
         }
       }
       tile += kChunk * token_bytes;
-      __syncwarp();
-      if (lane == 0) ptx::Arrive(context.value_empty(position.slot));
+      ArriveAsWarp(context.value_empty(position.slot), lane);
       position.Advance(P::kValueBuffers);
     }
   });
@@ -754,10 +762,7 @@ __device__ void ComputeProducts(const Context<KP, Tile, Short>& context, int thr
   RingPosition incoming;
   RingPosition outgoing(P::kIncomingBuffers);
 
-  const auto arrive = [&](std::uint32_t barrier) {
-    __syncwarp();
-    if (lane == 0) ptx::Arrive(barrier);
-  };
+  const auto arrive = [&](std::uint32_t barrier) { ArriveAsWarp(barrier, lane); };
   const auto load_decay = [&](int stage) { decay = context.factors(stage)[kChunk]; };
   const auto load_factors = [&](int stage) {
     const float* factors = context.factors(stage);
@@ -1005,25 +1010,25 @@ __global__ void __launch_bounds__(kThreads, 1) Recurrence(const __grid_constant_
   const int warp = Uniform(thread / 32);
   if (thread == 0) {
     for (int i = 0; i < P::kStages; ++i) {
-      ptx::InitBarrier(context.w_full(i), P::kSplit ? 1 : 2);
-      ptx::InitBarrier(context.w_empty(i), 4);
+      ptx::InitBarrier(context.w_full(i), P::kSplit ? 1 : 1 + kArrivalsOfWarp);
+      ptx::InitBarrier(context.w_empty(i), 4 * kArrivalsOfWarp);
       if constexpr (P::kSplit) {
-        ptx::InitBarrier(context.k_full(i), 2);
-        ptx::InitBarrier(context.k_empty(i), 4);
+        ptx::InitBarrier(context.k_full(i), 1 + kArrivalsOfWarp);
+        ptx::InitBarrier(context.k_empty(i), 4 * kArrivalsOfWarp);
       }
     }
     for (int i = 0; i < kItemSlots; ++i) {
-      ptx::InitBarrier(context.item_full(i), 1);
-      ptx::InitBarrier(context.item_empty(i), 11);
+      ptx::InitBarrier(context.item_full(i), kArrivalsOfWarp);
+      ptx::InitBarrier(context.item_empty(i), 11 * kArrivalsOfWarp);
     }
     for (int i = 0; i < P::kValueBuffers; ++i) {
-      ptx::InitBarrier(context.value_full(i), 4);
-      ptx::InitBarrier(context.value_empty(i), 1);
+      ptx::InitBarrier(context.value_full(i), 4 * kArrivalsOfWarp);
+      ptx::InitBarrier(context.value_empty(i), kArrivalsOfWarp);
     }
     for (int i = 0; i < P::kStateBuffers; ++i) {
       const bool incoming = i < P::kIncomingBuffers;
-      ptx::InitBarrier(context.state_full(i), incoming ? 32 : 4);
-      ptx::InitBarrier(context.state_empty(i), incoming ? 4 + kWriters : kWriters);
+      ptx::InitBarrier(context.state_full(i), incoming ? 32 : 4 * kArrivalsOfWarp);
+      ptx::InitBarrier(context.state_empty(i), (incoming ? 4 + kWriters : kWriters) * kArrivalsOfWarp);
     }
     ptx::FenceBarrierInit();
     *context.zero() = 0;

@@ -2,7 +2,8 @@
 # Runs what pack.sh packed, on the GPU host, from the packed directory.
 #
 #   run.sh tests [GTEST_FILTER]     the kernel tests on the GPU (default: all of them)
-#   run.sh sanitize                 a reduced set under compute-sanitizer's memcheck and racecheck
+#   run.sh sanitize                 a reduced set under compute-sanitizer's memcheck and racecheck; the latter reports
+#                                   races that are none unless the build had GDPCACHE_CUDA_RACECHECK on
 #   run.sh bench [ARGUMENTS]        the benchmark of the kernels
 #   run.sh replay                   every recorded batch through a server on the GPU, over each transport
 #   run.sh service [ARGUMENTS]      the benchmark of the service on the GPU
