@@ -22,9 +22,9 @@ struct DeleteOptions {
 };
 
 const std::map<std::string, DataType>& StateTypes() {
-  static const std::map<std::string, DataType> types = {
+  static const std::map<std::string, DataType> kTypes = {
       {"float32", DataType::kFloat32}, {"bfloat16", DataType::kBFloat16}, {"float16", DataType::kFloat16}};
-  return types;
+  return kTypes;
 }
 
 absl::Status RunList(const ServerOptions& options) {

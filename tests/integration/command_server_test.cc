@@ -80,7 +80,7 @@ TEST(CachesCommandTest, DeletesUnderOpenSessionsOnlyByForce) {
 
 TEST(SlotsCommandTest, ShowsWhoHoldsWhat) {
   const ServerProcess server;
-  const std::string address = server.tcp_address();
+  const std::string& address = server.tcp_address();
   EXPECT_THAT(RunClient(address, {"slots"}).output, HasSubstr("no caches"));
   ASSERT_EQ(RunClient(address, kCreate).exit_code, 0);
   const absl::StatusOr<Client> client = Client::Connect(address);

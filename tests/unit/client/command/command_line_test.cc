@@ -86,10 +86,10 @@ TEST(CommandLineTest, WrongUsageIsTwoAndSaysWhy) {
 
 TEST(CommandLineTest, AnAbsentServerIsOneAndIsNamed) {
   const NoServer nobody;
-  for (const std::string subcommand :
-       {"info", "caches", "caches list", "slots", "slots model", "health", "caches delete m",
-        "caches create m --slots 1 --heads 1 --key-dim 1 --value-dim 1",
-        "replay --input " GDPCACHE_GOLDEN_DIRECTORY "/chunk16.safetensors"}) {
+  const std::string replay = std::string("replay --input ") + GDPCACHE_GOLDEN_DIRECTORY + "/chunk16.safetensors";
+  for (const std::string& subcommand :
+       std::vector<std::string>{"info", "caches", "caches list", "slots", "slots model", "health", "caches delete m",
+                                "caches create m --slots 1 --heads 1 --key-dim 1 --value-dim 1", replay}) {
     const ProgramResult outcome = RunClient(subcommand + nobody.option());
     EXPECT_EQ(outcome.exit_code, 1) << subcommand;
     EXPECT_THAT(outcome.errors, HasSubstr("UNAVAILABLE: server unix:")) << subcommand;

@@ -46,7 +46,7 @@ TEST(LayOutResultsTest, CountsBoundariesOfRaggedBatches) {
 }
 
 TEST(LayOutResultsTest, CountsBoundariesOfDenseBatches) {
-  PrefillCall call = Call(3 * 130);
+  PrefillCall call = Call(390);
   call.batch = 3;
   call.num_householder = 1;
   call.chunk_size = 16;

@@ -205,7 +205,7 @@ TEST_F(PrefillTest, ResultsOfAMegabyteChooseTheStreamToo) {
   };
   PrefillCall call = Call(64);
   call.chunk_size = 1;                                                    // 64 boundaries
-  tokens_ = 64 * 64;                                                      // as the server's answer has them
+  server_.Change([this] { tokens_ = 4096; });                             // as the server's answer has them
   EXPECT_EQ(Prefill(call).status().code(), absl::StatusCode::kInternal);  // v_new differs; streamed it was
 }
 
@@ -332,7 +332,7 @@ TEST_F(PrefillTest, ABrokenStreamIsAnErrorAndNothingIsOverrun) {
        }},
   };
   const Case* current = nullptr;
-  server_.prefill_stream = [this, &current](grpc::ServerContext*, Stream* stream) {
+  server_.prefill_stream = [&current](grpc::ServerContext*, Stream* stream) {
     v1::PrefillRequest request;
     Receive(stream, &request);
     current->answer(stream);

@@ -164,7 +164,7 @@ TEST_F(SlotContentsTest, BringsTheServersErrorWhileWriting) {
   server_.write_slots = [](grpc::ServerReader<v1::WriteSlotsFrame>*) {
     return grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "slot 7 is not yours");
   };
-  const std::string state(30'000'000, 's');
+  const std::vector<char> state(30'000'000);
   SlotUpdate update;
   update.state = {DataType::kUInt8, {30'000'000}, state.data()};
   const absl::Status status = session().WriteSlots(update);
