@@ -12,6 +12,7 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kPieces = 2;  // 16-byte accesses a thread has in flight
 constexpr int kBlocksPerMultiprocessor = 4;
+constexpr int kCopyBlocks = 3;  // on a multiprocessor; one more would not leave enough registers
 
 // A part of a state is what a thread block copies, in elements of either width. Many short-lived blocks copy faster
 // than few that loop.
@@ -37,7 +38,7 @@ __device__ __forceinline__ void CopyVectors(uint4* destination, const uint4* sou
   }
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kCopyBlocks)
     CopyStates(LaunchShape shape, const StateCopyDescriptor* uploaded,
                const __grid_constant__ InlineStateCopies inline_copies, std::int64_t count) {
   const StateCopyDescriptor* copies = uploaded != nullptr ? uploaded : inline_copies.copies;

@@ -16,7 +16,7 @@ namespace gdpcache::kernels::cuda {
 inline constexpr int kHopperChunk = 64;
 
 /// Expanded tokens up to which a launch counts as one of short sequences.
-inline constexpr std::int64_t kHopperShort = 4 * kHopperChunk;
+inline constexpr std::int64_t kHopperShort = std::int64_t{4} * kHopperChunk;
 
 /// Descriptors that travel with the launch itself instead of being uploaded.
 inline constexpr std::size_t kHopperInlineBytes = 12288;

@@ -45,7 +45,7 @@ constexpr std::size_t kMinRotationBytes = std::size_t{400} << 20;  // several ti
 
 #define CHECK_OK(expression)                                                           \
   do {                                                                                 \
-    const auto check_status = (expression);                                            \
+    const auto& check_status = (expression);                                           \
     if (!check_status.ok()) {                                                          \
       std::fprintf(stderr, "%s: %s\n", #expression, StatusText(check_status).c_str()); \
       std::exit(1);                                                                    \
@@ -188,8 +188,8 @@ RecurrenceShape Shape(const BenchShape& shape) {
 double Decay(std::int64_t token_in_chunk) { return -0.02 * static_cast<double>(token_in_chunk + 1); }
 
 Bench::Set Bench::MakeSet(const BenchShape& shape, DataType states_dtype, bool all) {
-  const std::int64_t H = shape.heads;
-  const std::int64_t state = H * shape.key_dim * shape.value_dim;
+  const std::int64_t heads = shape.heads;
+  const std::int64_t state = heads * shape.key_dim * shape.value_dim;
   std::int64_t tokens = 0;
   std::int64_t boundaries = 0;
   for (const std::int64_t length : shape.tokens) {
@@ -198,11 +198,12 @@ Bench::Set Bench::MakeSet(const BenchShape& shape, DataType states_dtype, bool a
   }
   const auto sequences = static_cast<std::int64_t>(shape.tokens.size());
   Set set;
-  set.k = Filled(keys_, tokens * H * shape.key_dim);
-  set.w = Filled(weights_, tokens * H * shape.key_dim);
-  set.u = Filled(values_, tokens * H * shape.value_dim);
-  set.g = Take(backend_->Allocate(static_cast<std::size_t>(tokens * H * 4), MemoryKind::kDevice));
-  set.v_new = Take(backend_->Allocate(static_cast<std::size_t>(tokens * H * shape.value_dim * 2), MemoryKind::kDevice));
+  set.k = Filled(keys_, tokens * heads * shape.key_dim);
+  set.w = Filled(weights_, tokens * heads * shape.key_dim);
+  set.u = Filled(values_, tokens * heads * shape.value_dim);
+  set.g = Take(backend_->Allocate(static_cast<std::size_t>(tokens * heads * 4), MemoryKind::kDevice));
+  set.v_new =
+      Take(backend_->Allocate(static_cast<std::size_t>(tokens * heads * shape.value_dim * 2), MemoryKind::kDevice));
   set.slots = Take(backend_->Allocate(static_cast<std::size_t>(sequences * state * 4), MemoryKind::kDevice));
   if (all) {
     set.h = Take(
@@ -211,7 +212,7 @@ Bench::Set Bench::MakeSet(const BenchShape& shape, DataType states_dtype, bool a
     set.singles = Take(backend_->Allocate(static_cast<std::size_t>(sequences * 3 * state * 4), MemoryKind::kDevice));
   }
   std::vector<float> g;
-  g.reserve(static_cast<std::size_t>(tokens * H));
+  g.reserve(static_cast<std::size_t>(tokens * heads));
   std::int64_t token = 0;
   std::int64_t boundary = 0;
   std::int64_t n = 0;
@@ -219,15 +220,15 @@ Bench::Set Bench::MakeSet(const BenchShape& shape, DataType states_dtype, bool a
   for (const std::int64_t length : shape.tokens) {
     const std::int64_t expanded = length * shape.num_householder;
     for (std::int64_t t = 0; t < expanded; ++t) {
-      for (std::int64_t head = 0; head < H; ++head) g.push_back(static_cast<float>(Decay(t % 64)));
+      for (std::int64_t head = 0; head < heads; ++head) g.push_back(static_cast<float>(Decay(t % 64)));
     }
     Sequence sequence;
     sequence.length = expanded;
-    sequence.k = set.k.bytes() + token * H * shape.key_dim * 2;
-    sequence.w = set.w.bytes() + token * H * shape.key_dim * 2;
-    sequence.u = set.u.bytes() + token * H * shape.value_dim * 2;
-    sequence.g = reinterpret_cast<float*>(set.g.bytes()) + token * H;
-    sequence.v_new = set.v_new.bytes() + token * H * shape.value_dim * 2;
+    sequence.k = set.k.bytes() + token * heads * shape.key_dim * 2;
+    sequence.w = set.w.bytes() + token * heads * shape.key_dim * 2;
+    sequence.u = set.u.bytes() + token * heads * shape.value_dim * 2;
+    sequence.g = reinterpret_cast<float*>(set.g.bytes()) + token * heads;
+    sequence.v_new = set.v_new.bytes() + token * heads * shape.value_dim * 2;
     sequence.slot = {set.slots.bytes() + n * state * 4, DataType::kFloat32, shape.key_dim * shape.value_dim};
     sequence.initial_state = sequence.slot;
     const std::int64_t count = (length + 63) / 64;
@@ -284,9 +285,9 @@ double Bench::MedianMicroseconds(const RecurrenceShape& shape, std::vector<Set>&
 
 /// The largest relative error of two columns of one (sequence, head): every boundary sampled, all of v_new, the slot.
 double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
-  const std::int64_t H = shape.heads;
-  const std::int64_t K = shape.key_dim;
-  const std::int64_t V = shape.value_dim;
+  const std::int64_t heads = shape.heads;
+  const std::int64_t key_dim = shape.key_dim;
+  const std::int64_t value_dim = shape.value_dim;
   CHECK_OK(backend_->ZeroBytes(
       {{set.slots.data(), set.slots.size()}, {set.v_new.data(), set.v_new.size()}, {set.h.data(), set.h.size()}},
       *stream_));
@@ -295,29 +296,29 @@ double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
 
   const std::size_t n = set.sequences.size() > 2 ? 2 : 0;
   const Sequence& sequence = set.sequences[n];
-  const std::int64_t head = H - 1;
-  const std::int64_t columns[2] = {0, V - 3};
+  const std::int64_t head = heads - 1;
+  const std::int64_t columns[2] = {0, value_dim - 3};
   const std::int64_t length = std::min<std::int64_t>(sequence.length, 8192);
   const auto first_row =
-      static_cast<std::size_t>((static_cast<const std::byte*>(sequence.k) - set.k.bytes()) / (H * K * 2));
-  std::vector<double> state(static_cast<std::size_t>(2 * K));
+      static_cast<std::size_t>((static_cast<const std::byte*>(sequence.k) - set.k.bytes()) / (heads * key_dim * 2));
+  std::vector<double> state(static_cast<std::size_t>(2 * key_dim));
   std::vector<double> x(128);
   std::vector<double> exact_v, exact_h, exact_slot, v_new, h, slot;
-  std::vector<std::byte> boundary_bytes(static_cast<std::size_t>(K * V * ByteSize(states_dtype)));
+  std::vector<std::byte> boundary_bytes(static_cast<std::size_t>(key_dim * value_dim * ByteSize(states_dtype)));
   const auto compare_state = [&](const std::byte* from, DataType dtype, std::vector<double>& exact,
                                  std::vector<double>& actual) {
-    std::vector<std::byte> bytes(static_cast<std::size_t>(K * V * ByteSize(dtype)));
+    std::vector<std::byte> bytes(static_cast<std::size_t>(key_dim * value_dim * ByteSize(dtype)));
     CHECK_OK(backend_->CopyBytes({{bytes.data(), from, bytes.size()}}, *stream_));
     CHECK_OK(backend_->Synchronize(*stream_));
-    for (std::int64_t key = 0; key < K; ++key) {
+    for (std::int64_t key = 0; key < key_dim; ++key) {
       for (std::size_t i = 0; i < 2; ++i) {
         exact.push_back(state[static_cast<std::size_t>(key) * 2 + i]);
         actual.push_back(
-            testing::Decode(dtype, &bytes[static_cast<std::size_t>((key * V + columns[i]) * ByteSize(dtype))]));
+            testing::Decode(dtype, &bytes[static_cast<std::size_t>((key * value_dim + columns[i]) * ByteSize(dtype))]));
       }
     }
   };
-  std::vector<std::byte> v_bytes(static_cast<std::size_t>(sequence.length * H * V * 2));
+  std::vector<std::byte> v_bytes(static_cast<std::size_t>(sequence.length * heads * value_dim * 2));
   CHECK_OK(backend_->CopyBytes({{v_bytes.data(), sequence.v_new, v_bytes.size()}}, *stream_));
   CHECK_OK(backend_->Synchronize(*stream_));
 
@@ -326,39 +327,40 @@ double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
     if (c % shape.num_householder == 0 && c / shape.num_householder % 16 == 0) {
       const std::int64_t boundary = c / shape.num_householder;
       compare_state(static_cast<const std::byte*>(sequence.all_boundaries.data) +
-                        (boundary * H + head) * K * V * ByteSize(states_dtype),
+                        (boundary * heads + head) * key_dim * value_dim * ByteSize(states_dtype),
                     states_dtype, exact_h, h);
     }
     const double g_last = static_cast<double>(static_cast<float>(Decay(rows - 1)));
     for (std::int64_t t = 0; t < rows; ++t) {
-      const std::size_t row = (first_row + static_cast<std::size_t>(c * 64 + t)) * static_cast<std::size_t>(H) +
+      const std::size_t row = (first_row + static_cast<std::size_t>(c * 64 + t)) * static_cast<std::size_t>(heads) +
                               static_cast<std::size_t>(head);
       for (std::size_t i = 0; i < 2; ++i) {
-        double sum = values_[row * static_cast<std::size_t>(V) + static_cast<std::size_t>(columns[i])];
-        for (std::size_t key = 0; key < static_cast<std::size_t>(K); ++key) {
-          sum -= weights_[row * static_cast<std::size_t>(K) + key] * state[key * 2 + i];
+        double sum = values_[row * static_cast<std::size_t>(value_dim) + static_cast<std::size_t>(columns[i])];
+        for (std::size_t key = 0; key < static_cast<std::size_t>(key_dim); ++key) {
+          sum -= weights_[row * static_cast<std::size_t>(key_dim) + key] * state[key * 2 + i];
         }
         exact_v.push_back(sum);
         v_new.push_back(testing::Decode(
-            DataType::kBFloat16, &v_bytes[static_cast<std::size_t>((((c * 64 + t) * H + head) * V + columns[i]) * 2)]));
+            DataType::kBFloat16,
+            &v_bytes[static_cast<std::size_t>((((c * 64 + t) * heads + head) * value_dim + columns[i]) * 2)]));
         x[static_cast<std::size_t>(t) * 2 + i] =
             sum * std::exp2(g_last - static_cast<double>(static_cast<float>(Decay(t))));
       }
     }
     for (double& s : state) s *= std::exp2(g_last);
     for (std::int64_t t = 0; t < rows; ++t) {
-      const std::size_t row = (first_row + static_cast<std::size_t>(c * 64 + t)) * static_cast<std::size_t>(H) +
+      const std::size_t row = (first_row + static_cast<std::size_t>(c * 64 + t)) * static_cast<std::size_t>(heads) +
                               static_cast<std::size_t>(head);
-      for (std::size_t key = 0; key < static_cast<std::size_t>(K); ++key) {
-        const double value = keys_[row * static_cast<std::size_t>(K) + key];
+      for (std::size_t key = 0; key < static_cast<std::size_t>(key_dim); ++key) {
+        const double value = keys_[row * static_cast<std::size_t>(key_dim) + key];
         for (std::size_t i = 0; i < 2; ++i) state[key * 2 + i] += value * x[static_cast<std::size_t>(t) * 2 + i];
       }
     }
   }
   double worst = std::max(testing::RelativeError(v_new, exact_v), testing::RelativeError(h, exact_h));
   if (length == sequence.length) {
-    compare_state(static_cast<const std::byte*>(sequence.slot.data) + head * K * V * 4, DataType::kFloat32, exact_slot,
-                  slot);
+    compare_state(static_cast<const std::byte*>(sequence.slot.data) + head * key_dim * value_dim * 4,
+                  DataType::kFloat32, exact_slot, slot);
     worst = std::max(worst, testing::RelativeError(slot, exact_slot));
   }
   return worst;
@@ -368,20 +370,21 @@ void Bench::RunShape(const BenchShape& shape) {
   double bytes = 0;
   double boundaries = 0;
   double steps = 0;
-  const auto H = static_cast<double>(shape.heads);
-  const auto K = static_cast<double>(shape.key_dim);
-  const auto V = static_cast<double>(shape.value_dim);
+  const auto heads = static_cast<double>(shape.heads);
+  const auto key_dim = static_cast<double>(shape.key_dim);
+  const auto value_dim = static_cast<double>(shape.value_dim);
   for (const std::int64_t length : shape.tokens) {
     const auto expanded = static_cast<double>(length * shape.num_householder);
-    bytes += expanded * H * (4 * K + 4 * V + 4) + 8 * H * K * V;
-    boundaries += std::ceil(static_cast<double>(length) / 64) * H * K * V;
+    bytes += expanded * heads * (4 * key_dim + 4 * value_dim + 4) + 8 * heads * key_dim * value_dim;
+    boundaries += std::ceil(static_cast<double>(length) / 64) * heads * key_dim * value_dim;
     steps = std::max(steps, std::ceil(expanded / 64));
   }
   const bool latency = shape.kind == Kind::kLatency || shape.kind == Kind::kWide;
   for (int variant = 0; variant < (latency ? 3 : 2); ++variant) {
     const bool all = variant < 2;
     const DataType states_dtype = variant == 1 ? DataType::kBFloat16 : DataType::kFloat32;
-    const double total = bytes + (all ? boundaries * static_cast<double>(ByteSize(states_dtype)) : 12 * H * K * V);
+    const double total =
+        bytes + (all ? boundaries * static_cast<double>(ByteSize(states_dtype)) : 12 * heads * key_dim * value_dim);
     std::vector<Set> sets;
     const auto count =
         static_cast<std::size_t>(std::clamp(std::ceil(static_cast<double>(kMinRotationBytes) / total), 2.0, 16.0));
@@ -414,7 +417,8 @@ void Bench::RunShape(const BenchShape& shape) {
 
 void Bench::StateCopies() {
   const RecurrenceShape shape{32, 128, 128, 1, 64, DataType::kBFloat16};
-  constexpr std::int64_t kState = std::int64_t{32} * 128 * 128;
+  constexpr std::int64_t kHeadElements = std::int64_t{128} * 128;
+  constexpr std::int64_t kState = 32 * kHeadElements;
   for (const std::int64_t states : {8, 32, 256}) {
     const std::size_t size = static_cast<std::size_t>(states * kState * 4);
     const Buffer source = Take(backend_->Allocate(2 * size, MemoryKind::kDevice));
@@ -423,8 +427,8 @@ void Bench::StateCopies() {
     // Every second state of a pool twice as large, in reverse, as slots are.
     std::vector<StateCopy> copies;
     for (std::int64_t i = 0; i < states; ++i) {
-      copies.push_back({{destination.bytes() + (states - 1 - i) * 2 * kState * 4, DataType::kFloat32, 128 * 128},
-                        {source.bytes() + i * 2 * kState * 4, DataType::kFloat32, 128 * 128}});
+      copies.push_back({{destination.bytes() + (states - 1 - i) * 2 * kState * 4, DataType::kFloat32, kHeadElements},
+                        {source.bytes() + i * 2 * kState * 4, DataType::kFloat32, kHeadElements}});
     }
     const auto time = [&](auto&& work) {
       std::vector<float> times;
