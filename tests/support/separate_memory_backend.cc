@@ -11,7 +11,8 @@ constexpr std::uintptr_t kDeviceBit = std::uintptr_t{1} << 62;  // no address of
 bool IsDevice(const void* address) { return (reinterpret_cast<std::uintptr_t>(address) & kDeviceBit) != 0; }
 
 void* DeviceAddress(void* address) {
-  return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(address) | kDeviceBit);
+  return reinterpret_cast<void*>(  // NOLINT(performance-no-int-to-ptr): the point of this address
+      reinterpret_cast<std::uintptr_t>(address) | kDeviceBit);
 }
 
 /// Translates addresses for the real backend, and remembers whether one was not the device's.
@@ -42,7 +43,8 @@ class Translator {
 }  // namespace
 
 void* SeparateMemoryBackend::HostAddress(const void* address) {
-  return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(address) & ~kDeviceBit);
+  return reinterpret_cast<void*>(  // NOLINT(performance-no-int-to-ptr)
+      reinterpret_cast<std::uintptr_t>(address) & ~kDeviceBit);
 }
 
 kernels::DeviceInfo SeparateMemoryBackend::device_info() const {
