@@ -117,7 +117,9 @@ class CudaBackend final : public Backend {
 
 absl::StatusOr<std::unique_ptr<Backend>> CudaBackend::Create(int device) {
   int devices = 0;
-  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaGetDeviceCount(&devices));
+  if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess) {
+    return ToStatus(error, "looking for a device and a driver that knows this CUDA runtime");
+  }
   if (device < 0 || device >= devices) {
     return absl::UnavailableError(absl::StrCat("CUDA device ", device, " is not present; there are ", devices));
   }

@@ -55,7 +55,7 @@ case "${1:-}" in
     GDPCACHED_PROGRAM="$here/gdpcached" "$here/gdpcache_service_bench" --backend cuda "$@"
     ;;
   *)
-    sed -n '2,8p' "$0" >&2
+    sed -n '2,9p' "$0" >&2
     exit 2
     ;;
 esac
