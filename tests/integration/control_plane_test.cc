@@ -368,5 +368,14 @@ TEST_P(ControlPlaneTest, ReflectionListsTheService) {
   EXPECT_THAT(answer.bytes, AllOf(HasSubstr("gdpcache.v1.StateCache"), HasSubstr("grpc.health.v1.Health")));
 }
 
+TEST_P(ControlPlaneTest, ReflectionDescribesTheServiceAndItsMessages) {
+  // ServerReflectionRequest { string file_containing_symbol = 4; }; the answer holds the file and those it imports.
+  const test::RawAnswer answer =
+      test::CallRaw(NewChannel(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                    "\x22\x16gdpcache.v1.StateCache");
+  EXPECT_TRUE(answer.status.ok()) << answer.status.error_message();
+  EXPECT_THAT(answer.bytes, AllOf(HasSubstr("PrefillStream"), HasSubstr("state_indices")));
+}
+
 }  // namespace
 }  // namespace gdpcache
