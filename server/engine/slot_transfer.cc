@@ -12,6 +12,9 @@ namespace {
 
 using cache::InvalidField;
 
+// Where a written slot may stand: no number of tokens that can be sent counts on from there beyond 2^63.
+constexpr std::int64_t kMaxPosition = std::int64_t{1} << 62;
+
 /// Checks the layers, and spells them out where there are none. The slots are SlotTable's to check.
 absl::Status CompleteSelection(const cache::Geometry& geometry, absl::string_view prefix, SlotSelection& selection) {
   if (selection.layers.empty()) {
@@ -168,9 +171,9 @@ absl::StatusOr<std::shared_ptr<SlotWriter>> SlotWriter::Create(const Environment
                         absl::StrCat("has ", positions.size(), " entries; ", *count, " states are selected"));
   }
   for (std::size_t i = 0; i < positions.size(); ++i) {
-    if (positions[i] < 0) {
+    if (positions[i] < 0 || positions[i] > kMaxPosition) {
       return InvalidField(absl::StrCat("contents.positions[", i, "]"),
-                          absl::StrCat("is ", positions[i], "; it must be at least 0"));
+                          absl::StrCat("is ", positions[i], "; it must be from 0 to ", kMaxPosition));
     }
   }
 

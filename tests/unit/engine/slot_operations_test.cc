@@ -360,7 +360,10 @@ TEST(WriteSlots, TruncatedOrOverlongChangesNothing) {
   EXPECT_EQ(Write(world, session, selection, {5, 6}, std::vector<std::byte>(size), nullptr).message(),
             "contents.positions has 2 entries; 1 states are selected");
   EXPECT_EQ(Write(world, session, selection, {-5}, std::vector<std::byte>(size), nullptr).message(),
-            "contents.positions[0] is -5; it must be at least 0");
+            "contents.positions[0] is -5; it must be from 0 to 4611686018427387904");
+  constexpr std::int64_t kMost = std::int64_t{1} << 62;
+  EXPECT_EQ(Write(world, session, selection, {kMost + 1}, std::vector<std::byte>(size), nullptr).message(),
+            "contents.positions[0] is 4611686018427387905; it must be from 0 to 4611686018427387904");
   EXPECT_EQ(Fingerprint(*session->cache()), before);
   EXPECT_EQ(world.engine->staging().used(), 0);
 }
