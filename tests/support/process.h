@@ -26,6 +26,8 @@ class Process {
 
   void Signal(int signal_number) const;
 
+  pid_t pid() const { return pid_; }
+
   /// Its exit code, or minus the signal that ended it; nothing when it still runs after `timeout`.
   std::optional<int> Wait(absl::Duration timeout = absl::Seconds(60));
 
