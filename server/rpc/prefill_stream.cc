@@ -10,6 +10,7 @@
 #include "server/rpc/frame_codec.h"
 #include "server/rpc/frame_queue.h"
 #include "server/rpc/prefill_codec.h"
+#include "server/rpc/rpc_in_session.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -27,7 +28,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
                                    private engine::StreamPeer {
  public:
   PrefillStreamReactor(const DataPlane& plane, grpc::CallbackServerContext& context)
-      : plane_(plane), context_(context) {
+      : plane_(plane), context_(context), in_session_(context) {
     const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
     StartRead(&frame_);
   }
@@ -63,7 +64,9 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
       const std::lock_guard lock(mutex_);
       WriteNextLocked();
     }
-    if (ok) call->OutputSent(sent);
+    if (!ok) return;
+    caller_.session->Renew(plane_.clock.Now());
+    call->OutputSent(sent);
   }
 
   void OnCancel() override {
@@ -95,6 +98,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
     absl::StatusOr<engine::CallContext> caller = FindCaller(plane_, context_, request_.session());
     if (!caller.ok()) return caller.status();
     caller_ = *std::move(caller);
+    if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return status;
     const auto decoded = DecodePrefill(request_, engine::TensorTransport::kStream);
     if (!decoded.ok()) return decoded.status();
     auto call = plane_.engine.PrefillStream(
@@ -156,7 +160,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
       finished_ = true;
       queue_.Clear();
       // A client that does not read would keep the frame in flight, and the status behind it, for ever.
-      if (queue_.InFlight() && absl::IsCancelled(result.status())) context_.TryCancel();
+      if (queue_.InFlight()) in_session_.AnswerWaits();
       return Finish(status);
     }
     spdlog::debug("PrefillStream '{}': {} us in all, {} queued, {} computing", request_.request_id(),
@@ -167,6 +171,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
     EncodeResult(*result, *last.mutable_response());
     queue_.Push(last);
     complete_ = true;
+    in_session_.AnswerWaits();
     WriteNextLocked();  // under the same lock: once the last frame has left, this may go at any moment
   }
 
@@ -195,6 +200,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
   grpc::ByteBuffer frame_;
   v1::PrefillRequest request_;
   engine::CallContext caller_;
+  RpcInSession in_session_;
 
   std::mutex mutex_;  // guards what follows
   std::shared_ptr<engine::StreamedPrefill> call_;

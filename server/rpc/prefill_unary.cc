@@ -8,20 +8,22 @@
 #include "server/rpc/call_context.h"
 #include "server/rpc/data_plane.h"
 #include "server/rpc/prefill_codec.h"
+#include "server/rpc/rpc_in_session.h"
 
 namespace gdpcache::rpc {
 namespace {
 
 class PrefillReactor final : public grpc::ServerUnaryReactor {
  public:
-  PrefillReactor(const v1::PrefillRequest& request, v1::PrefillResponse& response)
-      : request_(request), response_(response) {}
+  PrefillReactor(grpc::CallbackServerContext& context, const v1::PrefillRequest& request, v1::PrefillResponse& response)
+      : request_(request), response_(response), in_session_(context) {}
 
   /// Ends with Finish, maybe on another thread and before it returns.
   void Begin(const DataPlane& plane, const grpc::CallbackServerContext& context) {
     absl::StatusOr<engine::CallContext> caller = FindCaller(plane, context, request_.session());
     if (!caller.ok()) return Fail(caller.status());
     caller_ = *std::move(caller);
+    if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return Fail(status);
     const auto decoded = DecodePrefill(request_, engine::TensorTransport::kInline);
     if (!decoded.ok()) return Fail(decoded.status());
     auto call = plane.engine.Prefill(caller_, *decoded,
@@ -73,6 +75,7 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
     spdlog::debug("Prefill '{}': {} us in all, {} queued, {} computing", request_.request_id(), result->timing.total_us,
                   result->timing.queue_us, result->timing.compute_us);
     const std::lock_guard lock(mutex_);
+    in_session_.AnswerWaits();
     Finish(grpc::Status::OK);
   }
 
@@ -85,6 +88,7 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
   const v1::PrefillRequest& request_;
   v1::PrefillResponse& response_;
   engine::CallContext caller_;
+  RpcInSession in_session_;
 
   std::mutex mutex_;  // guards what follows
   std::shared_ptr<engine::Call> call_;
@@ -95,7 +99,7 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
 
 grpc::ServerUnaryReactor* HandlePrefill(const DataPlane& plane, grpc::CallbackServerContext* context,
                                         const v1::PrefillRequest* request, v1::PrefillResponse* response) {
-  auto* const reactor = new PrefillReactor(*request, *response);
+  auto* const reactor = new PrefillReactor(*context, *request, *response);
   reactor->Begin(plane, *context);
   return reactor;
 }

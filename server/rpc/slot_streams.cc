@@ -9,6 +9,7 @@
 #include "server/rpc/frame_codec.h"
 #include "server/rpc/frame_queue.h"
 #include "server/rpc/prefill_codec.h"
+#include "server/rpc/rpc_in_session.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -20,7 +21,8 @@ std::vector<std::int64_t> ToVector(const google::protobuf::RepeatedField<std::in
 /// Sends the contents of slots; the same states and locking as a streamed prefill's sending half.
 class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, private engine::StreamPeer {
  public:
-  ReadSlotsReactor(const DataPlane& plane, grpc::CallbackServerContext& context) : plane_(plane), context_(context) {}
+  ReadSlotsReactor(const DataPlane& plane, grpc::CallbackServerContext& context)
+      : plane_(plane), context_(context), in_session_(context) {}
 
   /// Ends with Finish, maybe on another thread and before it returns.
   void Begin(const grpc::ByteBuffer& bytes) {
@@ -29,6 +31,7 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
     absl::StatusOr<engine::CallContext> caller = FindCaller(plane_, context_, request.session());
     if (!caller.ok()) return Fail(caller.status());
     caller_ = *std::move(caller);
+    if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return Fail(status);
     auto call = plane_.engine.ReadSlots(
         caller_, {.slots = ToVector(request.slots()), .layers = ToVector(request.layers())},
         [this](engine::SlotContents contents) { Describe(contents); }, *this,
@@ -113,6 +116,7 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
     if (!status.ok()) return Fail(status);
     const std::lock_guard lock(mutex_);
     complete_ = true;
+    in_session_.AnswerWaits();
     WriteNextLocked();  // under the same lock: once the last frame has left, this may go at any moment
   }
 
@@ -132,13 +136,14 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
     finished_ = true;
     queue_.Clear();
     // A client that does not read would keep the frame in flight, and the status behind it, for ever.
-    if (queue_.InFlight() && absl::IsCancelled(status)) context_.TryCancel();
+    if (queue_.InFlight()) in_session_.AnswerWaits();
     Finish(answer);
   }
 
   const DataPlane& plane_;
   grpc::CallbackServerContext& context_;
   engine::CallContext caller_;  // fixed before the call starts
+  RpcInSession in_session_;
 
   std::mutex mutex_;  // guards what follows
   std::shared_ptr<engine::SlotReader> call_;
@@ -151,7 +156,7 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
 class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
   WriteSlotsReactor(const DataPlane& plane, grpc::CallbackServerContext& context, grpc::ByteBuffer& response)
-      : plane_(plane), context_(context) {
+      : plane_(plane), context_(context), in_session_(context) {
     response = EncodeMessage(v1::WriteSlotsResponse());
     const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
     StartRead(&frame_);
@@ -208,6 +213,7 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
     absl::StatusOr<engine::CallContext> caller = FindCaller(plane_, context_, header.session());
     if (!caller.ok()) return caller.status();
     caller_ = *std::move(caller);
+    if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return status;
     const v1::SlotContents& contents = header.contents();
     auto state = DecodeTensor("contents.state", contents.has_state(), contents.state());
     if (!state.ok()) return state.status();
@@ -252,6 +258,7 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
     if (!status.ok()) return Fail(status, caller_);
     const std::lock_guard lock(mutex_);
     finished_ = true;
+    in_session_.AnswerWaits();
     Finish(grpc::Status::OK);
   }
 
@@ -266,6 +273,7 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
   grpc::CallbackServerContext& context_;
   grpc::ByteBuffer frame_;
   engine::CallContext caller_;  // of the reading thread until the call is started, read-only then
+  RpcInSession in_session_;
 
   std::mutex mutex_;  // guards what follows
   std::shared_ptr<engine::SlotWriter> call_;

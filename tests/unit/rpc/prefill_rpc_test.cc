@@ -261,6 +261,73 @@ TEST_F(BrokenStream, ClientThatNeverReadsIsHeldUpAndLetGoWithItsSession) {
   EXPECT_EQ(ReadAll(*stream_).status.error_code(), grpc::StatusCode::CANCELLED);
 }
 
+/// What a client that has stopped reading holds of the server once its session is closed: nothing.
+class UnreadResults : public ::testing::Test {
+ protected:
+  /// Sends the first `part` of every tensor, interleaved.
+  void Send(const engine::EngineOptions& options, double part) {
+    world_.emplace(options);
+    session_ = world_->OpenSession(GeometryOf(problem_));
+    stub_ = world_->StubWithSmallWindow();
+    stream_ = stub_->PrefillStream(&context_);
+    request_ = ToProto(problem_, session_->id(), true);
+    request_.set_initial_state_source(v1::INITIAL_STATE_SOURCE_ZERO);
+    ASSERT_TRUE(stream_->Write(HeaderOf(request_)));
+    for (Upload& upload : uploads_ = UploadsOf(request_)) {
+      ASSERT_TRUE(stream_->Write(NextFrame(upload, static_cast<std::size_t>(part * upload.bytes->size()))));
+    }
+  }
+
+  /// A later call on the same slots: answered when the stream's call is over.
+  void WaitForItsSlots() {
+    v1::ResetSlotsRequest reset;
+    reset.set_session(session_->id());
+    reset.add_slots(0);
+    v1::ResetSlotsResponse response;
+    grpc::ClientContext context;
+    EXPECT_TRUE(world_->stub->ResetSlots(&context, reset, &response).ok());
+  }
+
+  void ExpectNothingHeldAfterClose() {
+    EXPECT_GT(world_->engine->staging().used(), 0);
+    std::atomic<bool> closed = false;
+    ASSERT_TRUE(world_->catalog.CloseSession(session_->id(), [&closed] { closed = true; }).ok());
+    EXPECT_TRUE(Eventually([&] { return closed.load(); }));
+    EXPECT_TRUE(Eventually([&] { return world_->engine->staging().used() == 0; }));
+    const std::weak_ptr<cache::Session> session = std::exchange(session_, nullptr);
+    EXPECT_TRUE(Eventually([&] { return session.expired(); })) << "it would hold up the cache's deletion";
+    v1::PrefillFrame frame;
+    while (stream_->Read(&frame)) {
+    }
+    EXPECT_EQ(stream_->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+
+  const Problem problem_ = LargeProblem();
+  std::optional<ServedWorld> world_;
+  std::unique_ptr<v1::StateCache::Stub> stub_;
+  std::shared_ptr<cache::Session> session_;
+  v1::PrefillRequest request_;
+  std::vector<Upload> uploads_;
+  grpc::ClientContext context_;
+  std::unique_ptr<Stream> stream_;
+};
+
+TEST_F(UnreadResults, OfACommittedCallGoWithTheSession) {
+  Send({}, 1);
+  ASSERT_TRUE(stream_->WritesDone());
+  EXPECT_TRUE(Eventually([&] { return world_->backend.calls(engine::Operation::kRunRecurrence) == 1; }));
+  WaitForItsSlots();
+  ExpectNothingHeldAfterClose();
+}
+
+TEST_F(UnreadResults, OfARefusedCallGoWithTheSession) {
+  Send({.segment_bytes = std::int64_t{400} << 10}, 0.6);
+  EXPECT_TRUE(Eventually([&] { return world_->backend.calls(engine::Operation::kRunRecurrence) > 0; }));
+  ASSERT_TRUE(stream_->Write(HeaderOf(request_)));
+  WaitForItsSlots();
+  ExpectNothingHeldAfterClose();
+}
+
 TEST_F(BrokenStream, ATensorFarAheadIsToldToInterleave) {
   Open({.staging_bytes = std::int64_t{1} << 20, .segment_bytes = std::int64_t{16} << 10});
   ASSERT_TRUE(Send(HeaderOf(request_)));

@@ -48,6 +48,14 @@ ServedWorld::ServedWorld(const engine::EngineOptions& options) : World(options) 
 
 ServedWorld::~ServedWorld() { EXPECT_TRUE(server->Shutdown(absl::Seconds(10)).ok()); }
 
+std::unique_ptr<v1::StateCache::Stub> ServedWorld::StubWithSmallWindow() const {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // else the window grows with the traffic
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return v1::StateCache::NewStub(
+      grpc::CreateCustomChannel(server->addresses()[0], grpc::InsecureChannelCredentials(), arguments));
+}
+
 v1::PrefillRequest ToProto(const testing::Problem& problem, const std::string& session, bool inline_data) {
   v1::PrefillRequest request;
   request.set_session(session);

@@ -21,6 +21,9 @@ struct ServedWorld : engine::World {
   explicit ServedWorld(const engine::EngineOptions& options = {});
   ~ServedWorld();
 
+  /// A client whose transport takes 64 KiB of an answer that nobody reads.
+  std::unique_ptr<v1::StateCache::Stub> StubWithSmallWindow() const;
+
   std::unique_ptr<Server> server;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::StateCache::Stub> stub;

@@ -217,5 +217,34 @@ TEST(SlotStreams, AReaderThatDoesNotReadIsLetGoWithItsSession) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
+TEST(SlotStreams, ContentsThatNobodyReadsGoWithTheirSession) {
+  ServedWorld world;
+  cache::Geometry geometry = kGeometry;
+  geometry.heads = 64;  // 1.5 MiB: one piece, and the call is over
+  std::shared_ptr<cache::Session> session = world.OpenSession(geometry);
+  v1::ReadSlotsRequest request;
+  request.set_session(session->id());
+  for (std::int64_t slot = 0; slot < geometry.slots; ++slot) request.add_slots(slot);
+  grpc::ClientContext context;
+  const auto stub = world.StubWithSmallWindow();
+  const auto stream = stub->ReadSlots(&context, request);
+  EXPECT_TRUE(Eventually([&] { return world.backend.calls(engine::Operation::kCopyBytes) > 0; }));
+  v1::ResetSlotsRequest reset;  // behind the reading call
+  reset.set_session(session->id());
+  reset.add_slots(0);
+  v1::ResetSlotsResponse response;
+  grpc::ClientContext reset_context;
+  EXPECT_TRUE(world.stub->ResetSlots(&reset_context, reset, &response).ok());
+  EXPECT_GT(world.engine->staging().used(), 0);
+  ASSERT_TRUE(world.catalog.CloseSession(session->id(), [] {}).ok());
+  EXPECT_TRUE(Eventually([&] { return world.engine->staging().used() == 0; }));
+  const std::weak_ptr<cache::Session> ended = std::exchange(session, nullptr);
+  EXPECT_TRUE(Eventually([&] { return ended.expired(); })) << "it would hold up the cache's deletion";
+  v1::ReadSlotsFrame frame;
+  while (stream->Read(&frame)) {
+  }
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
 }  // namespace
 }  // namespace gdpcache::rpc
