@@ -510,6 +510,11 @@ absl::Status WriteSafetensors(const std::string& path, absl::Span<const TensorTo
                               const std::map<std::string, std::string>& metadata) {
   const absl::StatusOr<std::string> header = EncodeSafetensorsHeader(tensors, metadata);
   if (!header.ok()) return header.status();
+  struct stat existing = {};
+  if (::lstat(path.c_str(), &existing) == 0 && !S_ISREG(existing.st_mode) && !S_ISLNK(existing.st_mode) &&
+      !S_ISDIR(existing.st_mode)) {  // a directory stops the rename itself
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is not a regular file"));
+  }
   // Random, since processes in different containers may share a directory and have equal process ids.
   std::random_device random;
   const std::string temporary =

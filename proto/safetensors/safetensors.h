@@ -84,7 +84,8 @@ absl::StatusOr<std::string> EncodeSafetensorsHeader(absl::Span<const TensorToWri
                                                     const std::map<std::string, std::string>& metadata);
 
 /// Writes a file under a temporary name in the same directory and renames it to `path`, so that nobody sees a part of
-/// it; a failed write leaves nothing behind. Not synchronised to the medium: after a power failure the file may be
+/// it; a failed write leaves nothing behind. INVALID_ARGUMENT if `path` is a device or the like, which the rename would
+/// replace. Not synchronised to the medium: after a power failure the file may be
 /// missing or damaged. Tensors are stored in the order given; wider element types first keeps all of them aligned.
 absl::Status WriteSafetensors(const std::string& path, absl::Span<const TensorToWrite> tensors,
                               const std::map<std::string, std::string>& metadata);

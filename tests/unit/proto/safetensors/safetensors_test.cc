@@ -122,6 +122,12 @@ TEST_F(SafetensorsFileTest, FailedRenameLeavesNothingBehind) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_), {}), 1);
 }
 
+TEST_F(SafetensorsFileTest, WritingReplacesNothingButFiles) {
+  ASSERT_EQ(mkfifo(Path("x").c_str(), 0600), 0);
+  EXPECT_EQ(WriteSafetensors(Path("x"), Tensors(), {}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(std::filesystem::is_fifo(Path("x")));
+}
+
 TEST_F(SafetensorsFileTest, WritingIntoAMissingDirectoryIsNotFound) {
   EXPECT_EQ(WriteSafetensors(Path("no/x"), Tensors(), {}).code(), absl::StatusCode::kNotFound);
 }
