@@ -1,6 +1,6 @@
 #!/bin/sh
-# Packs the GPU tests, the benchmarks, the server and its command with the shared libraries they need, for a GPU host without packages. The host
-# needs an NVIDIA driver and a C library at least as new as this machine's.
+# Packs the GPU tests, the benchmarks, the server and its command with the shared libraries they need, for a GPU host
+# without packages. The host needs an NVIDIA driver and a C library at least as new as this machine's.
 #
 #   tests/gpu/pack.sh BUILD_DIRECTORY OUTPUT_DIRECTORY
 #
