@@ -49,24 +49,35 @@ absl::Status SlotTable::CheckHeld(SessionKey session, absl::Span<const std::int6
   return CheckHeldLocked(session, slots, field, allow_padding);
 }
 
+absl::Status SlotTable::CheckSlotHeld(SessionKey session, std::int64_t slot, absl::string_view field) const {
+  const std::lock_guard lock(mutex_);
+  return CheckSlotHeldLocked(
+      session, slot, [field] { return std::string(field); }, /*allow_padding=*/false);
+}
+
 absl::Status SlotTable::CheckHeldLocked(SessionKey session, absl::Span<const std::int64_t> slots,
                                         absl::string_view field, bool allow_padding) const {
-  const std::int64_t count = total();
   absl::flat_hash_set<std::int64_t> seen;
   seen.reserve(std::min(slots.size(), slots_.size()));
   for (std::size_t n = 0; n < slots.size(); ++n) {
     const std::int64_t slot = slots[n];
     if (slot == kPadding && allow_padding) continue;
-    const auto name = [&] { return absl::StrCat(field, "[", n, "]"); };
-    if (slot < 0 || slot >= count) {
-      return InvalidField(name(), absl::StrCat("is ", slot, "; the cache has ", count, " slots",
-                                               allow_padding ? " (-1 for none)" : ""));
-    }
+    const auto name = [field, n] { return absl::StrCat(field, "[", n, "]"); };
     if (!seen.insert(slot).second) return InvalidField(name(), absl::StrCat("is ", slot, ", which is named before"));
-    if (slots_[slot].use != Use::kHeld || slots_[slot].session != session) {
-      return ResourceError(absl::StatusCode::kPermissionDenied, "slot", absl::StrCat(slot),
-                           absl::StrCat(name(), " is ", slot, ", which the session does not hold"));
-    }
+    if (absl::Status status = CheckSlotHeldLocked(session, slot, name, allow_padding); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SlotTable::CheckSlotHeldLocked(SessionKey session, std::int64_t slot,
+                                            absl::FunctionRef<std::string()> name, bool allow_padding) const {
+  if (slot < 0 || slot >= total()) {
+    return InvalidField(name(), absl::StrCat("is ", slot, "; the cache has ", total(), " slots",
+                                             allow_padding ? " (-1 for none)" : ""));
+  }
+  if (slots_[slot].use != Use::kHeld || slots_[slot].session != session) {
+    return ResourceError(absl::StatusCode::kPermissionDenied, "slot", absl::StrCat(slot),
+                         absl::StrCat(name(), " is ", slot, ", which the session does not hold"));
   }
   return absl::OkStatus();
 }

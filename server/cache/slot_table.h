@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -30,6 +32,9 @@ class SlotTable {
   /// when `allow_padding`, else out of range.
   absl::Status CheckHeld(SessionKey session, absl::Span<const std::int64_t> slots, absl::string_view field,
                          bool allow_padding = false) const;
+
+  /// The same for one slot, which `field` names as it stands.
+  absl::Status CheckSlotHeld(SessionKey session, std::int64_t slot, absl::string_view field) const;
 
   /// Held slots become releasing: the session can no longer name them and nobody else can acquire them yet. All or
   /// none; errors as CheckHeld.
@@ -68,6 +73,8 @@ class SlotTable {
 
   absl::Status CheckHeldLocked(SessionKey session, absl::Span<const std::int64_t> slots, absl::string_view field,
                                bool allow_padding) const;
+  absl::Status CheckSlotHeldLocked(SessionKey session, std::int64_t slot, absl::FunctionRef<std::string()> name,
+                                   bool allow_padding) const;
 
   void FreeLocked(std::int64_t slot);
   std::int64_t& PositionAt(std::int64_t layer, std::int64_t slot) { return positions_[layer * total() + slot]; }

@@ -164,14 +164,14 @@ class CopySlotsCall final : public OneStepCall {
     const cache::SessionKey session = context().session->key();
     absl::flat_hash_set<std::int64_t> named;
     for (std::size_t i = 0; i < copies_.size(); ++i) {
+      const SlotCopyRequest& copy = copies_[i];
       const std::string field = absl::StrCat("copies[", i, "].");
-      for (const auto& [slots, name] : {std::pair(absl::MakeConstSpan(&copies_[i].source, 1), "source"),
-                                        std::pair(absl::MakeConstSpan(copies_[i].destinations), "destinations")}) {
-        if (absl::Status status = cache().slots().CheckHeld(session, slots, absl::StrCat(field, name)); !status.ok()) {
-          return status;
-        }
-        named.insert(slots.begin(), slots.end());
-      }
+      const cache::SlotTable& table = cache().slots();
+      absl::Status status = table.CheckSlotHeld(session, copy.source, absl::StrCat(field, "source"));
+      status.Update(table.CheckHeld(session, copy.destinations, absl::StrCat(field, "destinations")));
+      if (!status.ok()) return status;
+      named.insert(copy.source);
+      named.insert(copy.destinations.begin(), copy.destinations.end());
     }
     return Places{AllLayers(cache()), {named.begin(), named.end()}};
   }

@@ -292,7 +292,8 @@ TEST_P(ControlPlaneTest, FieldsOutOfRangeAreNamed) {
   EXPECT_EQ(FieldOf(ReleaseSlots(session, {0, -1})), "slots[1]");
   EXPECT_EQ(FieldOf(ReleaseSlots(session, {0, 0})), "slots[1]");
   EXPECT_EQ(FieldOf(ResetSlots(session, {1, 0, 1})), "slots[2]");
-  EXPECT_THAT(FieldOf(CopySlots(session, 0, {8})), HasSubstr("copies[0]"));
+  EXPECT_EQ(FieldOf(CopySlots(session, 8, {0})), "copies[0].source");
+  EXPECT_EQ(FieldOf(CopySlots(session, 0, {8})), "copies[0].destinations[0]");
   EXPECT_EQ(client_.ListSlots("a").free_slots(), 6) << "nothing was released";
 }
 
@@ -370,9 +371,8 @@ TEST_P(ControlPlaneTest, ReflectionListsTheService) {
 
 TEST_P(ControlPlaneTest, ReflectionDescribesTheServiceAndItsMessages) {
   // ServerReflectionRequest { string file_containing_symbol = 4; }; the answer holds the file and those it imports.
-  const test::RawAnswer answer =
-      test::CallRaw(NewChannel(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-                    "\x22\x16gdpcache.v1.StateCache");
+  const test::RawAnswer answer = test::CallRaw(
+      NewChannel(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "\x22\x16gdpcache.v1.StateCache");
   EXPECT_TRUE(answer.status.ok()) << answer.status.error_message();
   EXPECT_THAT(answer.bytes, AllOf(HasSubstr("PrefillStream"), HasSubstr("state_indices")));
 }
