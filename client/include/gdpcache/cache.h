@@ -31,7 +31,7 @@ struct CacheSpec {
   bool ephemeral = false;   // goes with its last session
 };
 
-/// A cache that exists.
+/// A cache that exists. gdpcache/v1/cache.proto explains every field, of the structures below too.
 struct CacheInfo {
   std::string name;
   CacheGeometry geometry;
@@ -43,11 +43,13 @@ struct CacheInfo {
   std::int64_t memory_bytes = 0;
 };
 
+/// What Client::CreateCache came to.
 struct CreatedCache {
   CacheInfo cache;
   bool created = false;  // false: it existed with the same geometry and fingerprint and is shared
 };
 
+/// What a server allows.
 struct ServerLimits {
   std::int64_t max_message_bytes = 0;
   std::int64_t state_memory_bytes = 0;
@@ -58,6 +60,7 @@ struct ServerLimits {
   absl::Duration max_session_ttl;
 };
 
+/// A server, its memory and its caches.
 struct ServerInfo {
   std::string version;
   std::string backend;  // "cpu" or "cuda"
@@ -81,6 +84,7 @@ struct SlotInfo {
   absl::Duration session_expires_in;
 };
 
+/// The slots of one cache.
 struct SlotList {
   std::vector<SlotInfo> slots;  // held ones, ascending
   std::int64_t free_slots = 0;

@@ -14,12 +14,13 @@
 /// cache's heads, key_dim, value_dim and num_householder.
 namespace gdpcache {
 
+/// Base of the decays in g. Natural ones are converted by the server.
 enum class DecayBase { kLog2, kNatural };
 
 /// Where each sequence starts from.
 enum class InitialState {
   kSlot,    // its slot's own content; a sequence of slot -1 starts from zero
-  kZero,    //
+  kZero,    // zero
   kTensor,  // PrefillCall::initial_state
 };
 
@@ -103,6 +104,7 @@ struct PrefillTiming {
   absl::Duration total;
 };
 
+/// What a successful call returns.
 struct PrefillResult {
   // Results that were asked for and not placed by PrefillOutputs; empty otherwise.
   OwnedTensor h;

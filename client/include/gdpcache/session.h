@@ -18,11 +18,11 @@
 
 namespace gdpcache {
 
+/// Of one session.
 struct SessionOptions {
-  absl::Duration ttl =
-      absl::Seconds(60);    // the server frees the slots when it has not heard of the session for so long
-  std::string client_name;  // for people who look at the server; at most 128 bytes
-  bool keep_alive = true;   // renew from a background thread for as long as the object lives
+  absl::Duration ttl = absl::Seconds(60);  // the server frees the slots when it has heard nothing for so long
+  std::string client_name;                 // for people who look at the server; at most 128 bytes
+  bool keep_alive = true;                  // renew from a background thread for as long as the object lives
 };
 
 /// One fork: `source` onto every destination, all layers, positions and auxiliary bytes.

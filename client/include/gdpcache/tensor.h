@@ -14,6 +14,7 @@
 /// Typed views of dense row-major arrays in host memory, little-endian and without padding.
 namespace gdpcache {
 
+/// Element types.
 enum class DataType {
   kFloat32,
   kBFloat16,
