@@ -36,9 +36,9 @@ TEST(LifecycleTest, TheReadyLineNamesWhatIsServed) {
   EXPECT_THAT(both.tcp_address(), MatchesRegex("127\\.0\\.0\\.1:[1-9][0-9]*"));
   const ServerProcess unix_only({"--listen="});
   EXPECT_EQ(unix_only.ready_line(), "ready unix=" + unix_only.unix_path() + " backend=cpu");
-  const ServerProcess tcp_only({"--unix=", "--listen=127.0.0.1:0,localhost:0"});
+  const ServerProcess tcp_only({"--unix=", "--listen=127.0.0.1:0,127.0.0.2:0"});
   EXPECT_THAT(tcp_only.ready_line(),
-              MatchesRegex("ready address=127\\.0\\.0\\.1:[0-9]+ address=localhost:[0-9]+ backend=cpu"));
+              MatchesRegex("ready address=127\\.0\\.0\\.1:[0-9]+ address=127\\.0\\.0\\.2:[0-9]+ backend=cpu"));
 }
 
 TEST(LifecycleTest, ConfiguredCachesExistFromTheStart) {
