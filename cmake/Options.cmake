@@ -18,17 +18,19 @@ endif()
 # Usage requirements of every target of ours (generated code gets gdpcache_build_flags only).
 add_library(gdpcache_build_flags INTERFACE)
 target_include_directories(gdpcache_build_flags INTERFACE ${PROJECT_SOURCE_DIR})
+set(GDPCACHE_SANITIZER_FLAG "") # what the linker is told, also that of whoever links the installed library
 if(GDPCACHE_SANITIZER STREQUAL "address")
+  set(GDPCACHE_SANITIZER_FLAG -fsanitize=address,undefined)
   target_compile_options(gdpcache_build_flags INTERFACE
-    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined;-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
-  target_link_options(gdpcache_build_flags INTERFACE -fsanitize=address,undefined)
+    "$<$<COMPILE_LANGUAGE:CXX>:${GDPCACHE_SANITIZER_FLAG};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
 elseif(GDPCACHE_SANITIZER STREQUAL "thread")
+  set(GDPCACHE_SANITIZER_FLAG -fsanitize=thread)
   target_compile_options(gdpcache_build_flags INTERFACE
-    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=thread;-fno-omit-frame-pointer>")
-  target_link_options(gdpcache_build_flags INTERFACE -fsanitize=thread)
+    "$<$<COMPILE_LANGUAGE:CXX>:${GDPCACHE_SANITIZER_FLAG};-fno-omit-frame-pointer>")
 elseif(GDPCACHE_SANITIZER)
   message(FATAL_ERROR "GDPCACHE_SANITIZER is '${GDPCACHE_SANITIZER}'; it may be empty, address or thread")
 endif()
+target_link_options(gdpcache_build_flags INTERFACE ${GDPCACHE_SANITIZER_FLAG})
 
 add_library(gdpcache_flags INTERFACE)
 target_link_libraries(gdpcache_flags INTERFACE gdpcache_build_flags)
