@@ -173,6 +173,16 @@ absl::Status DeliverPayload(grpc::ByteBuffer& bytes, const ParsedFrame& frame, e
   return absl::OkStatus();
 }
 
+absl::Status DeliverFrame(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& header,
+                          engine::StreamedInput& input) {
+  const absl::StatusOr<ParsedFrame> frame = ParseFrame(bytes, header);
+  if (!frame.ok()) return frame.status();
+  if (frame->kind != ParsedFrame::Kind::kData) {
+    return absl::InvalidArgumentError("a frame behind the first holds no data");
+  }
+  return DeliverPayload(bytes, *frame, input);
+}
+
 grpc::ByteBuffer EncodeData(engine::StreamTensor tensor, std::int64_t offset, const std::byte* data, std::int64_t size,
                             std::shared_ptr<const void> owner) {
   // Everything in front of the payload: the fields of TensorData, and before them its own tag and size in the frame.

@@ -42,6 +42,10 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Messa
 /// frame itself (an unknown tensor) has not.
 absl::Status DeliverPayload(grpc::ByteBuffer& bytes, const ParsedFrame& frame, engine::StreamedInput& input);
 
+/// Delivers the payload of a frame behind the first, which must be kData; errors as ParseFrame's and DeliverPayload's.
+/// `header` takes what a frame holds that is a header once more.
+absl::Status DeliverFrame(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& header, engine::StreamedInput& input);
+
 /// A frame of TensorData whose payload stays where it is; `owner` is let go when the transport needs it no more.
 grpc::ByteBuffer EncodeData(engine::StreamTensor tensor, std::int64_t offset, const std::byte* data, std::int64_t size,
                             std::shared_ptr<const void> owner);

@@ -123,12 +123,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
   absl::Status TakeData(engine::StreamedPrefill& call) {
     caller_.session->Renew(plane_.clock.Now());
     v1::PrefillRequest second;
-    const absl::StatusOr<ParsedFrame> parsed = ParseFrame(frame_, second);
-    if (!parsed.ok()) return parsed.status();
-    if (parsed->kind != ParsedFrame::Kind::kData) {
-      return absl::InvalidArgumentError("a frame behind the first holds no data");
-    }
-    const absl::Status status = DeliverPayload(frame_, *parsed, call);
+    const absl::Status status = DeliverFrame(frame_, second, call);
     frame_.Clear();
     return status;
   }

@@ -246,12 +246,7 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
   absl::Status TakeData(engine::SlotWriter& call) {
     caller_.session->Renew(plane_.clock.Now());
     v1::WriteSlotsHeader second;
-    const absl::StatusOr<ParsedFrame> parsed = ParseFrame(frame_, second);
-    if (!parsed.ok()) return parsed.status();
-    if (parsed->kind != ParsedFrame::Kind::kData) {
-      return absl::InvalidArgumentError("a frame behind the first holds no data");
-    }
-    return DeliverPayload(frame_, *parsed, call);
+    return DeliverFrame(frame_, second, call);
   }
 
   void Done(absl::Status status) {
