@@ -11,7 +11,7 @@ namespace gdpcache::engine {
 
 DeviceSegment::~DeviceSegment() {
   // An error has nowhere to go: after a refused wait the device is lost, and its memory with it.
-  if (!buffers_.empty()) backend_->Synchronize(*stream_).IgnoreError();
+  if (backend_ != nullptr) backend_->Synchronize(*stream_).IgnoreError();
 }
 
 absl::Status DeviceSegment::Download() const {
@@ -24,8 +24,8 @@ absl::Status DeviceSegment::Download() const {
 absl::StatusOr<DeviceSegment> DeviceSegment::Upload(const Environment& environment, StagingAccount* account,
                                                     const PrefillPlan& plan, const Segment& segment,
                                                     const SegmentMemory& host, kernels::Stream& stream) {
-  DeviceSegment device(environment.backend, stream, host);
-  if (environment.device_staging == nullptr) return device;
+  if (environment.device_staging == nullptr) return DeviceSegment(nullptr, stream, host);
+  DeviceSegment device(&environment.backend, stream, host);
 
   std::vector<kernels::ByteCopy> inputs;
   const auto acquire = [&](std::int64_t bytes) -> absl::StatusOr<std::byte*> {

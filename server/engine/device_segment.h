@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,11 +17,15 @@
 namespace gdpcache::engine {
 
 /// A segment's tensors where the arithmetic reaches them: the host memory itself where the backend has unified memory,
-/// else copies in device memory. Its end waits for the stream if it has copies, so that no memory goes while it is
-/// used.
+/// else copies in device memory. There its end waits for the stream, so that no memory goes while it is used.
 class DeviceSegment {
  public:
-  DeviceSegment(DeviceSegment&&) noexcept = default;
+  DeviceSegment(DeviceSegment&& other) noexcept
+      : backend_(std::exchange(other.backend_, nullptr)),
+        stream_(other.stream_),
+        memory_(other.memory_),
+        buffers_(std::move(other.buffers_)),
+        results_(std::move(other.results_)) {}
   DeviceSegment& operator=(DeviceSegment&&) = delete;
   ~DeviceSegment();
 
@@ -37,10 +42,10 @@ class DeviceSegment {
   absl::Status Download() const;
 
  private:
-  DeviceSegment(kernels::Backend& backend, kernels::Stream& stream, const SegmentMemory& memory)
-      : backend_(&backend), stream_(&stream), memory_(memory) {}
+  DeviceSegment(kernels::Backend* backend, kernels::Stream& stream, const SegmentMemory& memory)
+      : backend_(backend), stream_(&stream), memory_(memory) {}
 
-  kernels::Backend* backend_;
+  kernels::Backend* backend_;  // nullptr where there is nothing to wait for
   kernels::Stream* stream_;
   SegmentMemory memory_;
   std::vector<StagingBuffer> buffers_;

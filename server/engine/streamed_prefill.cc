@@ -57,6 +57,7 @@ absl::StatusOr<std::shared_ptr<StreamedPrefill>> StreamedPrefill::Create(const E
   const std::int64_t target = environment.options.segment_bytes;
   const bool bounded = !ExceedsAnything(plan);
   const bool in_place = bounded && (TensorBytes(plan) <= target || TensorBytes(plan) <= scratch);
+  const std::int64_t most_of_a_segment = in_place ? 0 : SegmentCutter(plan, target).MaxSegmentBytes();
 
   std::int64_t reserve = 2 * StagingPool::BlockSize(plan.auxiliary_bytes) + StagingPool::BlockSize(DiscardBytes(plan));
   const bool unified = environment.device_staging == nullptr;
@@ -67,14 +68,14 @@ absl::StatusOr<std::shared_ptr<StreamedPrefill>> StreamedPrefill::Create(const E
       reserve += StagingPool::BlockSize(bytes);
     }
   } else {
-    reserve += kReservedSegments * StagingPool::BlockSize(SegmentCutter(plan, target).MaxSegmentBytes());
+    reserve += kReservedSegments * StagingPool::BlockSize(most_of_a_segment);
     if (unified) reserve += StagingPool::BlockSize(scratch);
   }
   absl::StatusOr<std::shared_ptr<StagingAccount>> staging = environment.staging.Open(reserve);
   if (!staging.ok()) return staging.status();
   absl::StatusOr<std::shared_ptr<StagingAccount>> device_staging =
       in_place ? OpenDeviceAccount(environment, TensorBytes(plan) + plan.initial_state_bytes, 0)
-               : OpenDeviceAccount(environment, SegmentCutter(plan, target).MaxSegmentBytes(), scratch);
+               : OpenDeviceAccount(environment, most_of_a_segment, scratch);
   if (!device_staging.ok()) return device_staging.status();
   std::shared_ptr<StreamedPrefill> call(new StreamedPrefill(environment, std::move(context), *std::move(planned),
                                                             in_place, *std::move(staging), *std::move(device_staging),
@@ -347,8 +348,7 @@ std::byte* StreamedPrefill::ScratchRow(std::int64_t row) const {
   return scratch_->data() + row * StateBytes(plan_, kernels::DataType::kFloat32);
 }
 
-SequenceStates StreamedPrefill::ScratchStates(std::int64_t n, bool begins, bool ends,
-                                              const float* initial_state) const {
+SequenceStates StreamedPrefill::ScratchStates(std::int64_t n, bool begins, bool ends) const {
   const std::int64_t head_stride = plan_.shape.key_dim * plan_.shape.value_dim;
   const auto view = [&](std::int64_t row) {
     return kernels::StateView{ScratchRow(row), kernels::DataType::kFloat32, head_stride};
@@ -362,11 +362,24 @@ SequenceStates StreamedPrefill::ScratchStates(std::int64_t n, bool begins, bool 
   if (!begins) {
     states.initial = view(row >= 0 ? row : turn_rows_ + (computed_ + 1) % 2);
   } else if (plan_.initial_state_source == InitialStateSource::kTensor) {
-    states.initial = {initial_state, kernels::DataType::kFloat32, head_stride};
+    states.initial = view(row);
   } else if (plan_.initial_state_source == InitialStateSource::kSlot && sequence.slot >= 0) {
     states.initial = cache().pool().State(plan_.layer, sequence.slot);
   }
   return states;
+}
+
+absl::Status StreamedPrefill::UploadInitialStates(kernels::Stream& stream, const Segment& segment) {
+  const bool tensor = plan_.initial_state_source == InitialStateSource::kTensor;
+  if (!tensor || in_place_ || initial_states_ == scratch_ || segment.sequence_begin == segment.sequence_end) {
+    return absl::OkStatus();
+  }
+  const bool first_goes_on = plan_.sequences[segment.sequence_begin].begin < segment.row_begin;
+  const std::int64_t first = segment.sequence_begin + (first_goes_on ? 1 : 0);
+  const std::int64_t state = StateBytes(plan_, kernels::DataType::kFloat32);
+  const kernels::ByteCopy rows{ScratchRow(first), initial_states_->data() + first * state,
+                               static_cast<std::size_t>((segment.sequence_end - first) * state)};
+  return environment().backend.CopyBytes({rows}, stream);
 }
 
 absl::Status StreamedPrefill::ComputeSegment(kernels::Stream& stream, Stage& stage) {
@@ -395,29 +408,22 @@ absl::Status StreamedPrefill::ComputeSegment(kernels::Stream& stream, Stage& sta
   auto* const g = reinterpret_cast<float*>(stage.operands[3].data());
   const std::int64_t used = std::min(segment.row_end, plan_.used_rows()) - segment.row_begin;
   if (plan_.natural_decay && g != nullptr && used > 0) NaturalToLog2(g, g, used * plan_.shape.heads);
-  const std::int64_t state_elements = plan_.shape.heads * plan_.shape.key_dim * plan_.shape.value_dim;
-  const float* const initial_states =
-      plan_.initial_state_source == InitialStateSource::kTensor
-          ? reinterpret_cast<const float*>(initial_states_->data()) + segment.sequence_begin * state_elements
-          : nullptr;
-  const SegmentMemory memory{.k = stage.operands[0].data(),
-                             .w = stage.operands[1].data(),
-                             .u = stage.operands[2].data(),
-                             .g = g,
-                             .initial_state = initial_states,
-                             .h = results[0].buffer->data(),
-                             .v_new = results[1].buffer->data(),
-                             .final_state = results[2].buffer->data()};
+  const SegmentMemory memory{
+      .k = stage.operands[0].data(),
+      .w = stage.operands[1].data(),
+      .u = stage.operands[2].data(),
+      .g = g,
+      .initial_state = in_place_ ? reinterpret_cast<const float*>(initial_states_->data()) : nullptr,
+      .h = results[0].buffer->data(),
+      .v_new = results[1].buffer->data(),
+      .final_state = results[2].buffer->data()};
   const absl::StatusOr<DeviceSegment> device =
       DeviceSegment::Upload(environment(), device_staging_.get(), plan_, segment, memory, stream);
   if (!device.ok()) return device.status();
+  if (absl::Status status = UploadInitialStates(stream, segment); !status.ok()) return status;
   const SegmentMemory& reached = device->memory();
   const Launch launch = DescribeSegment(plan_, segment, reached, [&](std::int64_t n, bool begins, bool ends) {
-    if (in_place_) return StatesInPlace(plan_, cache(), reached.initial_state, n);
-    const float* const own = reached.initial_state == nullptr
-                                 ? nullptr
-                                 : reached.initial_state + (n - segment.sequence_begin) * state_elements;
-    return ScratchStates(n, begins, ends, own);
+    return in_place_ ? StatesInPlace(plan_, cache(), reached.initial_state, n) : ScratchStates(n, begins, ends);
   });
   if (plan_.check_finite) {
     if (absl::Status status = CheckFinite(backend, stream, plan_, segment, reached, launch); !status.ok()) {

@@ -82,13 +82,15 @@ class StreamedPrefill final : public OrderedCall, public StreamedInput, public S
   absl::StatusOr<absl::Span<std::byte>> PlaceLocked(StreamTensor tensor, std::uint64_t offset, std::uint64_t size);
   bool HasEnoughInput() const;
 
+  /// Puts the initial states of the sequences that begin in the segment into their scratch rows, where the arithmetic
+  /// starts from, unless they have arrived right there.
+  absl::Status UploadInitialStates(kernels::Stream& stream, const Segment& segment);
   absl::Status ComputeSegment(kernels::Stream& stream, Stage& stage);
   absl::Status Commit(kernels::Stream& stream);
   absl::Status CommitStates(kernels::Stream& stream, absl::FunctionRef<absl::Status()> write_states);
   std::byte* ScratchRow(std::int64_t row) const;
-  /// Where a sequence's running state is before and after the segment that is being computed. `initial_state` is the
-  /// sequence's row of that tensor, if there is one.
-  SequenceStates ScratchStates(std::int64_t n, bool begins, bool ends, const float* initial_state) const;
+  /// Where a sequence's running state is before and after the segment that is being computed.
+  SequenceStates ScratchStates(std::int64_t n, bool begins, bool ends) const;
 
   const PrefillPlan plan_;
   const bool in_place_;
