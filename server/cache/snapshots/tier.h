@@ -1,0 +1,67 @@
+#ifndef GDPCACHE_SERVER_CACHE_SNAPSHOTS_TIER_H_
+#define GDPCACHE_SERVER_CACHE_SNAPSHOTS_TIER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+#include "server/cache/snapshots/snapshot.h"
+
+namespace gdpcache::cache {
+
+enum class TierKind : std::uint8_t { kDevice, kHost, kDisk };  // fastest first
+
+absl::string_view Name(TierKind kind);  // "device", "host", "disk"
+
+/// One tier's copy of a snapshot. Immutable, thread-safe. Its end gives memory back; what outlives the process stays
+/// until Remove.
+class TierCopy {
+ public:
+  TierCopy() = default;
+  TierCopy(const TierCopy&) = delete;
+  TierCopy& operator=(const TierCopy&) = delete;
+  virtual ~TierCopy() = default;
+
+  /// The parts by layer where the backend copies from and to, valid as long as this object; empty for a copy that has to
+  /// be loaded.
+  virtual absl::Span<const SnapshotPart> parts() const = 0;
+
+  /// Reads everything into `destination` (one part per layer, memory that the backend's CopyBytes reaches) and waits.
+  /// DATA_LOSS when the stored bytes are not those once stored; the destination's content is then undefined.
+  virtual absl::Status Load(absl::Span<const SnapshotPart> destination, kernels::Stream& stream) const = 0;
+
+  /// Forgets the snapshot for good; readers that have begun are not disturbed.
+  virtual void Remove() noexcept = 0;
+};
+
+/// A place that keeps snapshots. Thread-safe. The functions block; the store calls them from its own threads, except
+/// for memory that is given at once.
+class Tier {
+ public:
+  Tier() = default;
+  Tier(const Tier&) = delete;
+  Tier& operator=(const Tier&) = delete;
+  virtual ~Tier() = default;
+
+  virtual TierKind kind() const = 0;
+  virtual std::int64_t capacity() const = 0;  // bytes it may use
+  virtual std::int64_t used() const = 0;      // bytes in copies, what is still being read after its removal included
+
+  /// Makes a copy of `source` (one part per layer, in memory that CopyBytes reaches). RESOURCE_EXHAUSTED when it does
+  /// not fit; UNAVAILABLE and others when the tier is in trouble: nothing is left behind then.
+  virtual absl::StatusOr<std::shared_ptr<TierCopy>> Store(const SnapshotRecord& record,
+                                                          absl::Span<const SnapshotPart> source,
+                                                          kernels::Stream& stream) = 0;
+};
+
+/// A snapshot that a tier kept over the end of the process that stored it.
+using RecoveredCallback = std::function<void(SnapshotRecord record, std::shared_ptr<TierCopy> copy)>;
+
+}  // namespace gdpcache::cache
+
+#endif  // GDPCACHE_SERVER_CACHE_SNAPSHOTS_TIER_H_
