@@ -46,6 +46,12 @@ struct StateView {
   operator ConstStateView() const { return {data, dtype, head_stride}; }  // NOLINT(google-explicit-constructor)
 };
 
+/// How much precision S and x keep on their way into a product with bfloat16 or float16 inputs.
+enum class Precision : std::uint8_t {
+  kDefault,  // the backend's choice, at least input_dtype
+  kHigh,     // at least twice the digits of input_dtype: relative error of states about 1e-5
+};
+
 /// What every sequence of a launch shares.
 struct RecurrenceShape {
   std::int64_t heads = 0;                      // H, at least 1
@@ -54,6 +60,7 @@ struct RecurrenceShape {
   std::int64_t num_householder = 1;            // M, at least 1
   std::int64_t chunk_size = 64;                // BT in expanded tokens: 16, 32, 64 or 128
   DataType input_dtype = DataType::kBFloat16;  // of k, w, u and v_new
+  Precision precision = Precision::kDefault;   // results are bit-identical among launches of the same
 };
 
 /// A boundary state somebody asked for.

@@ -10,6 +10,10 @@ v1::DecayBase ToProto(DecayBase base) {
   return base == DecayBase::kNatural ? v1::DECAY_BASE_NATURAL : v1::DECAY_BASE_LOG2;
 }
 
+v1::Precision ToProto(Precision precision) {
+  return precision == Precision::kHigh ? v1::PRECISION_HIGH : v1::PRECISION_DEFAULT;
+}
+
 v1::InitialStateSource ToProto(InitialState source) {
   switch (source) {
     case InitialState::kSlot:
@@ -115,6 +119,7 @@ void ToProto(const PrefillCall& call, v1::PrefillRequest* message) {
   message->set_check_finite(call.check_finite);
   if (call.auxiliary_state) ToProto(*call.auxiliary_state, message->mutable_auxiliary_state());
   message->set_request_id(call.request_id);
+  message->set_precision(ToProto(call.precision));
 }
 
 CacheGeometry FromProto(const v1::CacheGeometry& message) {

@@ -20,9 +20,9 @@ namespace gdpcache::kernels {
 /// The recurrence on the processor's vector units. Work is complete when the call that gave it returns; both memory
 /// kinds are plain memory, and descriptors may point to any memory of the process.
 ///
-/// Inputs become float32; S and x stay float32 throughout. Every element is one chain of fused multiply-adds, over K
-/// ascending in w . S (starting from u) and over the chunk's rows ascending in k^T . x (starting from the decayed S),
-/// so that no tiling, thread count or vector width changes a bit.
+/// Inputs become float32; S and x stay float32 throughout: every launch is of high precision. Every element is one
+/// chain of fused multiply-adds, over K ascending in w . S (starting from u) and over the chunk's rows ascending in k^T
+/// . x (starting from the decayed S), so that no tiling, thread count or vector width changes a bit.
 class CpuBackend final : public Backend {
  public:
   /// `threads` is the most a call runs on, its caller included; 0: AvailableProcessors(). INVALID_ARGUMENT when

@@ -29,9 +29,13 @@ StateReference Reference(const ConstStateView& view) {
 }
 
 LaunchShape ToLaunchShape(const RecurrenceShape& shape) {
-  return {
-      shape.heads,           static_cast<std::int32_t>(shape.key_dim),    static_cast<std::int32_t>(shape.value_dim),
-      shape.num_householder, static_cast<std::int32_t>(shape.chunk_size), shape.input_dtype};
+  return {shape.heads,
+          static_cast<std::int32_t>(shape.key_dim),
+          static_cast<std::int32_t>(shape.value_dim),
+          shape.num_householder,
+          static_cast<std::int32_t>(shape.chunk_size),
+          shape.input_dtype,
+          shape.precision == Precision::kHigh};
 }
 
 SequenceDescriptor Describe(const Sequence& sequence, std::int32_t first_boundary) {

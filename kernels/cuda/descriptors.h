@@ -48,6 +48,7 @@ struct LaunchShape {
   std::int64_t num_householder = 1;
   std::int32_t chunk_size = 64;
   DataType input_dtype = DataType::kBFloat16;
+  bool high_precision = false;
 };
 
 /// One state to copy, convert or clear, see kernels::StateCopy.

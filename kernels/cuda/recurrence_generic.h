@@ -7,7 +7,8 @@
 
 #include "kernels/cuda/descriptors.h"
 
-/// The recurrence for every shape and input dtype on every supported chip, in float32 arithmetic.
+/// The recurrence for every shape and input dtype on every supported chip, in float32 arithmetic: S and x
+/// stay float32 throughout, so that every launch is of high precision.
 namespace gdpcache::kernels::cuda {
 
 /// Sets the kernel up on the current device; before the first launch there.

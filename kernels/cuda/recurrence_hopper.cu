@@ -57,8 +57,8 @@ cudaError_t LaunchForKeys(const HopperArguments& arguments, int multiprocessors,
 }  // namespace
 
 bool HopperCovers(const LaunchShape& shape) {
-  return shape.chunk_size == kHopperChunk && shape.input_dtype != DataType::kFloat32 && shape.key_dim % 8 == 0 &&
-         shape.value_dim % 8 == 0;
+  return !shape.high_precision && shape.chunk_size == kHopperChunk && shape.input_dtype != DataType::kFloat32 &&
+         shape.key_dim % 8 == 0 && shape.value_dim % 8 == 0;
 }
 
 cudaError_t PrepareHopperRecurrence() {

@@ -54,6 +54,7 @@ class Planner {
                           absl::StrCat("is ", num_householder, "; it must be from 1 to ", kMaxNumHouseholder));
     }
     plan_.shape.num_householder = num_householder;
+    plan_.shape.precision = request_.precision;
     return absl::OkStatus();
   }
 

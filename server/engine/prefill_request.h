@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "kernels/recurrence.h"
 #include "server/engine/tensor_argument.h"
 
 namespace gdpcache::engine {
@@ -47,6 +48,7 @@ struct PrefillRequest {
   absl::Span<const std::int64_t> expected_positions;
   bool check_finite = false;
   TensorArgument auxiliary_state;
+  kernels::Precision precision = kernels::Precision::kDefault;
 };
 
 }  // namespace gdpcache::engine

@@ -40,6 +40,18 @@ absl::StatusOr<bool> IsNatural(v1::DecayBase base) {
   }
 }
 
+absl::StatusOr<kernels::Precision> DecodePrecision(v1::Precision precision) {
+  switch (precision) {
+    case v1::PRECISION_DEFAULT:
+      return kernels::Precision::kDefault;
+    case v1::PRECISION_HIGH:
+      return kernels::Precision::kHigh;
+    default:
+      return InvalidField("precision",
+                          absl::StrCat("is ", static_cast<int>(precision), "; there is no such precision"));
+  }
+}
+
 absl::StatusOr<engine::InitialStateSource> DecodeSource(v1::InitialStateSource source) {
   switch (source) {
     case v1::INITIAL_STATE_SOURCE_UNSPECIFIED:
@@ -148,6 +160,7 @@ absl::StatusOr<engine::PrefillRequest> DecodePrefill(const v1::PrefillRequest& r
   decoded.check_finite = request.check_finite();
   status.Update(Assign(DecodeTensor("auxiliary_state", request.has_auxiliary_state(), request.auxiliary_state()),
                        decoded.auxiliary_state));
+  status.Update(Assign(DecodePrecision(request.precision()), decoded.precision));
   if (request.request_id().size() > kMaxRequestId) {
     status.Update(InvalidField(
         "request_id", absl::StrCat("has ", request.request_id().size(), " bytes; it may have ", kMaxRequestId)));

@@ -17,6 +17,9 @@ namespace gdpcache {
 /// Base of the decays in g. Natural ones are converted by the server.
 enum class DecayBase { kLog2, kNatural };
 
+/// How the recurrence multiplies bfloat16 and float16 inputs. High: relative error of states about 1e-5.
+enum class Precision { kDefault, kHigh };
+
 /// Where each sequence starts from.
 enum class InitialState {
   kSlot,    // its slot's own content; a sequence of slot -1 starts from zero
@@ -90,6 +93,7 @@ struct PrefillCall {
   bool check_finite = false;                   // NaN or infinity in an input fails the call
   std::optional<ConstTensor> auxiliary_state;  // [N, auxiliary_bytes] uint8: replaces the slots' auxiliary bytes
   std::string request_id;                      // for the server's logs; at most 128 bytes
+  Precision precision = Precision::kDefault;
 
   PrefillOutputs outputs;
   Transport transport = Transport::kAuto;

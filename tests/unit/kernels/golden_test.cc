@@ -12,6 +12,8 @@
 namespace gdpcache::testing {
 namespace {
 
+using kernels::DataType;
+
 class GoldenTest : public BackendTest {};
 GDPCACHE_INSTANTIATE_BACKEND_TESTS(GoldenTest);
 
@@ -37,6 +39,25 @@ TEST_P(GoldenTest, ErrorsAgainstFloat64StayWithinTheRecordedOnes) {
     EXPECT_LE(state, Allowed(batch->recorded_error_state));
     std::printf("%-34s h %.2e (%.2e)  v_new %.2e (%.2e)  state %.2e (%.2e)\n", name.c_str(), h, batch->recorded_error_h,
                 v_new, batch->recorded_error_v_new, state, batch->recorded_error_state);
+  }
+}
+
+TEST_P(GoldenTest, HighPrecisionKeepsFloat32StatesWithinOneInAHundredThousand) {
+  for (const std::string& name : GoldenBatchNames()) {
+    SCOPED_TRACE(name);
+    const auto batch = LoadGoldenBatch(name);
+    ASSERT_TRUE(batch.ok()) << batch.status();
+    Problem problem = batch->problem;
+    problem.shape.precision = kernels::Precision::kHigh;
+    problem.states_dtype = DataType::kFloat32;
+    const Results results = RunProblem(backend(), problem);
+    const ExactOutputs exact = ExactRecurrence(problem);
+    EXPECT_LE(RelativeError(Decode(results.h), exact.h), 1e-5);
+    if (batch->recorded.final_state.present()) {
+      EXPECT_LE(RelativeError(Decode(results.final_state), exact.final_state), 1e-5);
+    } else if (problem.state.dtype == DataType::kFloat32) {
+      EXPECT_LE(RelativeError(Decode(results.state), exact.state), 1e-5);
+    }
   }
 }
 

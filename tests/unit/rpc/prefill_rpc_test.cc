@@ -520,6 +520,7 @@ TEST(PrefillRpc, UnknownEnumValuesAreRefused) {
   expect("states.mode",
          [](auto& request) { request.mutable_states()->set_mode(static_cast<v1::StateSelection::Mode>(4)); });
   expect("states_dtype", [](auto& request) { request.set_states_dtype(static_cast<v1::DataType>(5)); });
+  expect("precision", [](auto& request) { request.set_precision(static_cast<v1::Precision>(2)); });
   expect("request_id", [](auto& request) { request.set_request_id(std::string(129, 'x')); });
   expect("k.inline", [](auto& request) { request.mutable_k()->mutable_inline_()->pop_back(); });
   expect("u.inline", [](auto& request) { request.mutable_u()->mutable_inline_()->push_back('x'); });
