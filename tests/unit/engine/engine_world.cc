@@ -150,7 +150,7 @@ PrefillRequest RequestOf(const Problem& problem, TensorTransport transport) {
 }
 
 PrefillOutputs OutputsOf(const Problem& problem, const PrefillPlan& plan, Outputs& outputs) {
-  const auto& [heads, key_dim, value_dim, householder, chunk, dtype] = problem.shape;
+  const auto& [heads, key_dim, value_dim, householder, chunk, dtype, precision] = problem.shape;
   outputs.h = {problem.states_dtype, {plan.h_states, heads, key_dim, value_dim}, {}};
   outputs.h.bytes.resize(plan.h_bytes);
   if (problem.save_new_value) outputs.v_new = {dtype, {plan.rows, heads, value_dim}, {}};
