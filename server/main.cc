@@ -102,7 +102,7 @@ absl::Status Serve(const config::Config& config) {
   engine_options.max_unary_output_bytes = config.max_message_bytes;
   DeviceLoss device_loss;
   absl::StatusOr<std::unique_ptr<engine::Engine>> engine = engine::Engine::Create(
-      **backend, engine_options, [&device_loss](const absl::Status& status) { device_loss.Report(status); });
+      **backend, engine_options, nullptr, [&device_loss](const absl::Status& status) { device_loss.Report(status); });
   if (!engine.ok()) return engine.status();
 
   rpc::ServerOptions server_options;

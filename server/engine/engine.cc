@@ -16,10 +16,12 @@ EngineOptions Fitted(EngineOptions options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(kernels::Backend& backend, const EngineOptions& options,
+                                                       cache::SnapshotStore* snapshots,
                                                        DeviceLostCallback on_device_lost) {
   absl::StatusOr<std::unique_ptr<Executor>> executor = Executor::Create(backend, options.workers);
   if (!executor.ok()) return executor.status();
-  return std::unique_ptr<Engine>(new Engine(backend, Fitted(options), *std::move(executor), std::move(on_device_lost)));
+  return std::unique_ptr<Engine>(
+      new Engine(backend, Fitted(options), snapshots, *std::move(executor), std::move(on_device_lost)));
 }
 
 absl::StatusOr<std::shared_ptr<UnaryPrefill>> Engine::Prefill(CallContext context, const PrefillRequest& request,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -14,6 +15,8 @@
 #include "server/engine/prefill_result.h"
 #include "server/engine/slot_operations.h"
 #include "server/engine/slot_transfer.h"
+#include "server/engine/snapshot_operations.h"
+#include "server/engine/snapshot_transfer.h"
 #include "server/engine/staging_pool.h"
 #include "server/engine/streamed_prefill.h"
 #include "server/engine/streaming.h"
@@ -28,18 +31,20 @@ namespace gdpcache::engine {
 /// goes.
 class Engine {
  public:
+  /// Without `snapshots` calls that want some are UNIMPLEMENTED.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(
-      kernels::Backend& backend, const EngineOptions& options,
+      kernels::Backend& backend, const EngineOptions& options, cache::SnapshotStore* snapshots = nullptr,
       DeviceLostCallback on_device_lost = [](const absl::Status&) {});
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// `request` may go when this returns; the data of its tensors must stay until the call is done.
+  /// `request` may go when this returns; the data of its tensors and the auxiliary bytes of its snapshots must stay
+  /// until the call is done.
   absl::StatusOr<std::shared_ptr<UnaryPrefill>> Prefill(CallContext context, const PrefillRequest& request,
                                                         PrefillDone done) const;
 
-  /// `request` may go when this returns; `peer` must stay until the call is done. What it was given may stay longer,
-  /// but not longer than the engine.
+  /// `request` may go when this returns; the auxiliary bytes of its snapshots and `peer` must stay until the call is
+  /// done. What `peer` was given may stay longer, but not longer than the engine.
   absl::StatusOr<std::shared_ptr<StreamedPrefill>> PrefillStream(CallContext context, const PrefillRequest& request,
                                                                  StreamPeer& peer, PrefillDone done) const;
 
@@ -60,21 +65,39 @@ class Engine {
   absl::StatusOr<std::shared_ptr<SlotWriter>> WriteSlots(CallContext context, const WriteSlotsRequest& request,
                                                          Done done) const;
 
+  absl::StatusOr<std::shared_ptr<Call>> SaveSnapshots(CallContext context, std::vector<SlotSaveRequest> saves,
+                                                      SavesDone done) const;
+  /// Takes its place in the order of its slots when all its snapshots are in memory: before Start returns, unless one
+  /// has to be loaded.
+  absl::StatusOr<std::shared_ptr<Call>> RestoreSnapshots(CallContext context, std::vector<SlotRestoreRequest> restores,
+                                                         RestoresDone done) const;
+
+  /// `done` gets a copy of the snapshot in staging memory. NOT_FOUND, DATA_LOSS; RESOURCE_EXHAUSTED when it does not
+  /// fit into what is left of the staging budget.
+  absl::StatusOr<std::shared_ptr<Call>> ReadSnapshot(cache::SnapshotSpace space, std::string key,
+                                                     ContentsDone done) const;
+  /// Stores a snapshot whose bytes are in host memory, in the host tier. INVALID_ARGUMENT when the parts are not those
+  /// of the space.
+  absl::StatusOr<std::shared_ptr<Call>> WriteSnapshot(cache::SnapshotSpace space, std::string key,
+                                                      SnapshotContents contents, OutcomeDone done) const;
+  /// Host memory of the staging budget, for a snapshot on its way in. RESOURCE_EXHAUSTED.
+  absl::StatusOr<std::shared_ptr<StagingBuffer>> Stage(std::int64_t bytes) const;
+
   const EngineOptions& options() const { return options_; }
   const StagingPool& staging() const { return staging_; }
   const StagingPool& device_staging() const { return device_staging_; }
 
  private:
-  Engine(kernels::Backend& backend, const EngineOptions& options, std::unique_ptr<Executor> executor,
-         DeviceLostCallback on_device_lost)
+  Engine(kernels::Backend& backend, const EngineOptions& options, cache::SnapshotStore* snapshots,
+         std::unique_ptr<Executor> executor, DeviceLostCallback on_device_lost)
       : options_(options),
         on_device_lost_(std::move(on_device_lost)),
         staging_(backend, kernels::MemoryKind::kHost, options.staging_bytes),
         device_staging_(backend, kernels::MemoryKind::kDevice, options.staging_bytes),
         executor_(std::move(executor)),
-        environment_{backend,    options_,
-                     staging_,   backend.device_info().unified_memory ? nullptr : &device_staging_,
-                     *executor_, on_device_lost_} {}
+        environment_{
+            backend,    options_,  staging_,       backend.device_info().unified_memory ? nullptr : &device_staging_,
+            *executor_, snapshots, on_device_lost_} {}
 
   const EngineOptions options_;
   const DeviceLostCallback on_device_lost_;

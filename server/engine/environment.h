@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/executor.h"
 #include "server/engine/staging_pool.h"
 
@@ -36,6 +37,7 @@ struct Environment {
   StagingPool& staging;
   StagingPool* device_staging;  // nullptr where the arithmetic reaches host memory
   Executor& executor;
+  cache::SnapshotStore* snapshots;  // nullptr where none are kept
   const DeviceLostCallback& on_device_lost;
 };
 

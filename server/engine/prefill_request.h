@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/recurrence.h"
 #include "server/engine/tensor_argument.h"
@@ -19,6 +20,14 @@ struct BoundaryRef {
   std::int64_t boundary = 0;
 
   bool operator==(const BoundaryRef&) const = default;
+};
+
+/// A boundary to be kept as a snapshot's part; snapshot.proto documents the fields.
+struct SnapshotDirective {
+  std::int64_t sequence = 0;
+  std::int64_t boundary = 0;
+  absl::string_view key;
+  absl::string_view auxiliary;
 };
 
 /// One call of the recurrence as its caller sent it; prefill.proto documents the fields. Points into the caller's
@@ -49,6 +58,7 @@ struct PrefillRequest {
   bool check_finite = false;
   TensorArgument auxiliary_state;
   kernels::Precision precision = kernels::Precision::kDefault;
+  std::vector<SnapshotDirective> snapshots;
 };
 
 }  // namespace gdpcache::engine

@@ -6,6 +6,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "server/cache/snapshots/snapshot_store.h"
 
 namespace gdpcache::engine {
 
@@ -19,7 +20,8 @@ struct PrefillTiming {
 };
 
 struct PrefillResult {
-  std::vector<std::int64_t> positions;  // [N] after the call; -1 for sequences without a slot
+  std::vector<std::int64_t> positions;            // [N] after the call; -1 for sequences without a slot
+  std::vector<cache::SnapshotOutcome> snapshots;  // one per directive
   PrefillTiming timing;
 };
 

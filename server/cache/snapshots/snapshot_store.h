@@ -122,7 +122,11 @@ class SnapshotStore {
   /// Drops what the session has not finished.
   void EndSession(SessionKey session);
 
-  using FetchDone = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const TierCopy>>)>;
+  struct Fetched {
+    std::shared_ptr<const TierCopy> copy;
+    std::int64_t position = 0;  // of this very copy
+  };
+  using FetchDone = absl::AnyInvocable<void(absl::StatusOr<Fetched>)>;
   struct Found {
     std::int64_t position = 0;
     std::int64_t bytes = 0;

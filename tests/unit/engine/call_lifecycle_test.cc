@@ -170,7 +170,7 @@ TEST(Failure, AtAnyStageOfSlotOperationsChangesNothing) {
 TEST(Failure, OfTheDeviceIsReportedOnceForEachCallThatMeetsIt) {
   Scene scene;
   std::vector<absl::Status> reports;
-  auto engine = Engine::Create(scene.world.backend, kSmallSegments,
+  auto engine = Engine::Create(scene.world.backend, kSmallSegments, nullptr,
                                [&reports](const absl::Status& status) { reports.push_back(status); });
   ASSERT_TRUE(engine.ok()) << engine.status();
   scene.world.engine = *std::move(engine);
