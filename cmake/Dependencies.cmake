@@ -8,6 +8,12 @@ find_package(spdlog REQUIRED CONFIG)
 find_package(hwy REQUIRED CONFIG)
 find_package(nlohmann_json REQUIRED CONFIG)
 find_package(CLI11 REQUIRED CONFIG)
+# The distributions package xxHash without a CMake configuration; the target's name is that of xxHash's own.
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
+find_library(XXHASH_LIBRARY xxhash REQUIRED)
+add_library(xxHash::xxhash UNKNOWN IMPORTED)
+set_target_properties(xxHash::xxhash PROPERTIES
+  IMPORTED_LOCATION ${XXHASH_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${XXHASH_INCLUDE_DIR})
 if(GDPCACHE_BUILD_TESTS)
   find_package(GTest REQUIRED CONFIG)
 endif()

@@ -13,11 +13,13 @@
 #include <limits>
 #include <new>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "nlohmann/json.hpp"
 
@@ -77,9 +79,19 @@ std::int64_t CountElements(const std::vector<std::int64_t>& shape, std::int64_t 
 /// names, which a document tree would hide, are seen.
 class HeaderReader final : public nlohmann::json_sax<Json> {
  public:
+  enum class Extent : std::uint8_t {
+    kWhole,
+    kLeadingMetadata,  // stops where the metadata end, and anything before them is an error
+  };
+
+  explicit HeaderReader(Extent extent = Extent::kWhole) : extent_(extent) {}
+
   std::map<std::string, std::string> metadata;
   std::map<std::string, TensorInfo, std::less<>> tensors;
   std::string error;
+
+  /// Whether the metadata have been read to their end.
+  bool metadata_read() const { return metadata_read_; }
 
   bool null() override { return Unexpected("null"); }
   bool boolean(bool /*value*/) override { return Unexpected("a boolean"); }
@@ -132,6 +144,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
         if (key_ == kMetadataKey) {
           if (std::exchange(metadata_seen_, true)) return Fail("__metadata__ appears twice");
           place_ = Place::kMetadata;
+        } else if (extent_ == Extent::kLeadingMetadata) {
+          return Fail(absl::StrCat("it begins with ", Quoted(key_)));
         } else {
           tensor_ = TensorInfo();
           tensor_.name = key_;
@@ -170,7 +184,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
         return true;
       case Place::kMetadata:
         place_ = Place::kTop;
-        return true;
+        metadata_read_ = true;
+        return extent_ == Extent::kWhole;
       default:
         place_ = Place::kTop;
         return FinishTensor();
@@ -260,9 +275,11 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  Extent extent_;
   Place place_ = Place::kStart;
   std::string key_;
   bool metadata_seen_ = false;
+  bool metadata_read_ = false;
   TensorInfo tensor_;
   unsigned fields_seen_ = 0;
   std::array<std::int64_t, 2> offsets_ = {};
@@ -468,48 +485,84 @@ absl::Span<const std::byte> SafetensorsFile::Data(const TensorInfo& tensor) cons
   return {data_ + tensor.offset, static_cast<std::size_t>(tensor.size)};
 }
 
-absl::StatusOr<std::string> EncodeSafetensorsHeader(absl::Span<const TensorToWrite> tensors,
+absl::StatusOr<std::string> EncodeSafetensorsHeader(absl::Span<const TensorDescription> tensors,
                                                     const std::map<std::string, std::string>& metadata) {
-  Json header = Json::object();
-  if (!metadata.empty()) header[std::string(kMetadataKey)] = metadata;
-  std::int64_t offset = 0;
-  for (const TensorToWrite& tensor : tensors) {
-    const auto wrong = [&](const std::string& what) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), what));
-    };
-    const std::int64_t element_size = SafetensorsElementSize(tensor.dtype);
-    if (element_size == 0) return wrong(absl::StrCat(" has the unknown dtype ", Quoted(tensor.dtype)));
-    const std::int64_t elements = CountElements(tensor.shape, element_size);
-    if (elements < 0) return wrong(": the product of its shape is negative or overflows");
-    const auto size = static_cast<std::int64_t>(tensor.data.size());
-    if (size != elements * element_size) {
-      return wrong(absl::StrCat(" has ", size, " bytes; its shape and dtype need ", elements * element_size));
-    }
-    if (tensor.name == kMetadataKey || header.contains(tensor.name)) return wrong(": the name is taken");
-    header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + size}}};
-    offset += size;
-  }
-  std::string json;
+  std::string encoded(kLengthBytes, '\0');
+  encoded += '{';
   try {
-    json = header.dump();
+    if (!metadata.empty()) {
+      absl::StrAppend(&encoded, Json(std::string(kMetadataKey)).dump(), ":", Json(metadata).dump(),
+                      tensors.empty() ? "" : ",");
+    }
+    std::set<std::string_view> names = {kMetadataKey};
+    std::int64_t offset = 0;
+    for (const TensorDescription& tensor : tensors) {
+      const auto wrong = [&](const std::string& what) {
+        return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), what));
+      };
+      const std::int64_t element_size = SafetensorsElementSize(tensor.dtype);
+      if (element_size == 0) return wrong(absl::StrCat(" has the unknown dtype ", Quoted(tensor.dtype)));
+      const std::int64_t elements = CountElements(tensor.shape, element_size);
+      std::int64_t end = 0;
+      if (elements < 0 || __builtin_add_overflow(offset, elements * element_size, &end)) {
+        return wrong(": the product of its shape is negative or overflows");
+      }
+      if (!names.insert(tensor.name).second) return wrong(": the name is taken");
+      absl::StrAppend(&encoded, names.size() > 2 ? "," : "", Json(tensor.name).dump(), R"(:{"dtype":")", tensor.dtype,
+                      R"(","shape":[)", absl::StrJoin(tensor.shape, ","), R"(],"data_offsets":[)", offset, ",", end,
+                      "]}");
+      offset = end;
+    }
   } catch (const Json::exception& exception) {
     return absl::InvalidArgumentError(absl::StrCat("a name or a metadata entry is not UTF-8: ", exception.what()));
   }
-  json.append((kLengthBytes - json.size() % kLengthBytes) % kLengthBytes, ' ');
-  if (json.size() > static_cast<std::size_t>(kMaxSafetensorsHeaderBytes)) {
+  encoded += '}';
+  encoded.append((kLengthBytes - encoded.size() % kLengthBytes) % kLengthBytes, ' ');
+  const std::uint64_t length = encoded.size() - kLengthBytes;
+  if (length > static_cast<std::uint64_t>(kMaxSafetensorsHeaderBytes)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the header has ", json.size(), " bytes; at most ", kMaxSafetensorsHeaderBytes, " are readable"));
+        absl::StrCat("the header has ", length, " bytes; at most ", kMaxSafetensorsHeaderBytes, " are readable"));
   }
-  const std::uint64_t length = json.size();
-  std::string encoded(reinterpret_cast<const char*>(&length), sizeof(length));
-  encoded += json;
+  std::memcpy(encoded.data(), &length, sizeof(length));
   return encoded;
+}
+
+absl::StatusOr<std::int64_t> ReadSafetensorsHeaderBytes(std::string_view beginning, std::int64_t file_bytes) {
+  const std::int64_t available = std::min(file_bytes, static_cast<std::int64_t>(beginning.size()));
+  if (available < kLengthBytes) return TooShort(available);
+  const absl::StatusOr<std::int64_t> json_bytes = CheckedHeaderLength(beginning.data(), file_bytes);
+  if (!json_bytes.ok()) return json_bytes.status();
+  return kLengthBytes + *json_bytes;
+}
+
+absl::StatusOr<SafetensorsBeginning> ReadSafetensorsBeginning(std::string_view beginning, std::int64_t file_bytes) {
+  const absl::StatusOr<std::int64_t> header_bytes = ReadSafetensorsHeaderBytes(beginning, file_bytes);
+  if (!header_bytes.ok()) return header_bytes.status();
+  const std::string_view json = beginning.substr(kLengthBytes, static_cast<std::size_t>(*header_bytes - kLengthBytes));
+  HeaderReader header(HeaderReader::Extent::kLeadingMetadata);
+  Json::sax_parse(json.begin(), json.end(), &header);
+  if (!header.metadata_read()) {
+    return absl::InvalidArgumentError(absl::StrCat("the header does not begin with metadata: ",
+                                                   header.error.empty() ? "there are none" : header.error));
+  }
+  return SafetensorsBeginning{*header_bytes, std::move(header.metadata)};
 }
 
 absl::Status WriteSafetensors(const std::string& path, absl::Span<const TensorToWrite> tensors,
                               const std::map<std::string, std::string>& metadata) {
-  const absl::StatusOr<std::string> header = EncodeSafetensorsHeader(tensors, metadata);
+  std::vector<TensorDescription> descriptions;
+  descriptions.reserve(tensors.size());
+  for (const TensorToWrite& tensor : tensors) descriptions.push_back({tensor.name, tensor.dtype, tensor.shape});
+  const absl::StatusOr<std::string> header = EncodeSafetensorsHeader(descriptions, metadata);
   if (!header.ok()) return header.status();
+  for (const TensorToWrite& tensor : tensors) {
+    const std::int64_t element_size = SafetensorsElementSize(tensor.dtype);
+    const std::int64_t needed = CountElements(tensor.shape, element_size) * element_size;
+    if (static_cast<std::int64_t>(tensor.data.size()) != needed) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " has ", tensor.data.size(),
+                                                     " bytes; its shape and dtype need ", needed));
+    }
+  }
   struct stat existing = {};
   if (::lstat(path.c_str(), &existing) == 0 && !S_ISREG(existing.st_mode) && !S_ISLNK(existing.st_mode) &&
       !S_ISDIR(existing.st_mode)) {  // a directory stops the rename itself

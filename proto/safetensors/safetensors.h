@@ -70,6 +70,35 @@ class SafetensorsFile {
   const std::byte* data_ = nullptr;    // the data section
 };
 
+/// A tensor as a header tells it.
+struct TensorDescription {
+  std::string name;                 // not "__metadata__", no two alike
+  std::string dtype;                // a name SafetensorsElementSize knows
+  std::vector<std::int64_t> shape;  // every dimension at least 0
+};
+
+/// Everything of a file that comes before the data: the length, the JSON header and spaces up to a multiple of 8 bytes.
+/// The metadata comes first, in its keys' order, then the tensors in the order given, which is also their data's. The
+/// same arguments always give the same bytes. INVALID_ARGUMENT names the tensor that is wrong.
+absl::StatusOr<std::string> EncodeSafetensorsHeader(absl::Span<const TensorDescription> tensors,
+                                                    const std::map<std::string, std::string>& metadata);
+
+/// Where the data of a file of `file_bytes` begin: the header's length, which the file's first 8 bytes (`beginning` has
+/// them or more) tell, and these. INVALID_ARGUMENT when it is longer than any header accepted; DATA_LOSS when it is
+/// longer than the file.
+absl::StatusOr<std::int64_t> ReadSafetensorsHeaderBytes(std::string_view beginning, std::int64_t file_bytes);
+
+/// What the beginning of a file says when its metadata comes first, as EncodeSafetensorsHeader puts it.
+struct SafetensorsBeginning {
+  std::int64_t header_bytes = 0;  // of the length and the header: where the data begin
+  std::map<std::string, std::string> metadata;
+};
+
+/// Reads no further than the metadata's end, so that many files can be looked at quickly: `beginning` has the first
+/// bytes of a file of `file_bytes`, up to that end or more. INVALID_ARGUMENT when they are not the beginning of such a
+/// file; DATA_LOSS when it is cut short.
+absl::StatusOr<SafetensorsBeginning> ReadSafetensorsBeginning(std::string_view beginning, std::int64_t file_bytes);
+
 /// A tensor to store.
 struct TensorToWrite {
   std::string name;                 // not "__metadata__", no two alike
@@ -77,11 +106,6 @@ struct TensorToWrite {
   std::vector<std::int64_t> shape;  // its product times the element size must equal data.size()
   absl::Span<const std::byte> data;
 };
-
-/// Everything of a file that comes before the data: the length, the JSON header and spaces up to a multiple of 8 bytes.
-/// The tensors' data follow in the order given. INVALID_ARGUMENT names the tensor that is wrong.
-absl::StatusOr<std::string> EncodeSafetensorsHeader(absl::Span<const TensorToWrite> tensors,
-                                                    const std::map<std::string, std::string>& metadata);
 
 /// Writes a file under a temporary name in the same directory and renames it to `path`, so that nobody sees a part of
 /// it; a failed write leaves nothing behind. INVALID_ARGUMENT if `path` is a device or the like, which the rename would
