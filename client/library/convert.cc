@@ -1,6 +1,7 @@
 #include "client/library/convert.h"
 
 #include "absl/time/time.h"
+#include "client/library/snapshots.h"
 #include "google/protobuf/repeated_field.h"
 
 namespace gdpcache::client {
@@ -118,6 +119,7 @@ void ToProto(const PrefillCall& call, v1::PrefillRequest* message) {
   ToProto(call.expected_positions, message->mutable_expected_positions());
   message->set_check_finite(call.check_finite);
   if (call.auxiliary_state) ToProto(*call.auxiliary_state, message->mutable_auxiliary_state());
+  for (const SnapshotDirective& directive : call.snapshots) ToProto(directive, message->add_snapshots());
   message->set_request_id(call.request_id);
   message->set_precision(ToProto(call.precision));
 }
@@ -166,6 +168,9 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& message) {
   info.addresses.assign(message.addresses().begin(), message.addresses().end());
   info.transports.assign(message.transports().begin(), message.transports().end());
   for (const v1::Cache& cache : message.caches()) info.caches.push_back(FromProto(cache));
+  for (const v1::SnapshotTierInfo& tier : message.snapshot_tiers()) {
+    info.snapshot_tiers.push_back({FromProto(tier.tier()), tier.capacity_bytes(), tier.used_bytes(), tier.snapshots()});
+  }
   info.uptime = absl::Milliseconds(message.uptime_ms());
   return info;
 }

@@ -12,6 +12,7 @@
 #include "client/library/prefill_layout.h"
 #include "client/library/raw_call.h"
 #include "client/library/result_memory.h"
+#include "client/library/snapshots.h"
 #include "client/library/status_conversion.h"
 #include "gdpcache/v1/prefill.pb.h"
 
@@ -60,6 +61,7 @@ absl::Status CheckHeaders(const v1::PrefillResponse& response, const IncomingTen
 void TakeHeader(const v1::PrefillResponse& response, PrefillResult* result) {
   result->chunk_offsets.assign(response.chunk_offsets().begin(), response.chunk_offsets().end());
   result->positions.assign(response.positions().begin(), response.positions().end());
+  for (const v1::SnapshotOutcome& outcome : response.snapshots()) result->snapshots.push_back(FromProto(outcome));
   result->timing = FromProto(response.timing());
 }
 

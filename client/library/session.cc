@@ -7,6 +7,7 @@
 #include "client/library/prefill_call.h"
 #include "client/library/session_impl.h"
 #include "client/library/slot_contents.h"
+#include "client/library/snapshots.h"
 
 namespace gdpcache {
 namespace {
@@ -108,6 +109,17 @@ absl::Status Session::WriteSlots(const SlotUpdate& update, const CallOptions& op
 
 absl::StatusOr<PrefillResult> Session::Prefill(const PrefillCall& call, const CallOptions& options) {
   return client::RunPrefill(*impl_->connection, impl_->id, impl_->geometry, call, impl_->connection->Deadline(options));
+}
+
+absl::StatusOr<std::vector<SnapshotOutcome>> Session::SaveSnapshots(absl::Span<const SlotSave> saves,
+                                                                    const CallOptions& options) {
+  return client::SaveSnapshots(*impl_->connection, impl_->id, saves, options);
+}
+
+absl::StatusOr<std::vector<std::int64_t>> Session::RestoreSnapshots(absl::Span<const SlotRestore> restores,
+                                                                    const std::string& pin,
+                                                                    const CallOptions& options) {
+  return client::RestoreSnapshots(*impl_->connection, impl_->id, restores, pin, options);
 }
 
 absl::Status Session::Close(const CallOptions& options) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "gdpcache/snapshot.h"
 #include "gdpcache/tensor.h"
 
 /// What a server says about itself and its caches.
@@ -60,6 +61,14 @@ struct ServerLimits {
   absl::Duration max_session_ttl;
 };
 
+/// A place where the server keeps snapshots.
+struct SnapshotTierInfo {
+  SnapshotTier tier = SnapshotTier::kUnknown;
+  std::int64_t capacity_bytes = 0;
+  std::int64_t used_bytes = 0;
+  std::int64_t snapshots = 0;
+};
+
 /// A server, its memory and its caches.
 struct ServerInfo {
   std::string version;
@@ -72,6 +81,7 @@ struct ServerInfo {
   std::vector<std::string> addresses;
   std::vector<std::string> transports;
   std::vector<CacheInfo> caches;
+  std::vector<SnapshotTierInfo> snapshot_tiers;  // fastest first
   absl::Duration uptime;
 };
 

@@ -2,17 +2,21 @@
 #define GDPCACHE_CLIENT_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "gdpcache/cache.h"
 #include "gdpcache/error_details.h"
 #include "gdpcache/options.h"
 #include "gdpcache/prefill.h"
 #include "gdpcache/session.h"
+#include "gdpcache/snapshot.h"
 #include "gdpcache/tensor.h"
 
 namespace gdpcache {
@@ -55,6 +59,42 @@ class Client {
 
   absl::StatusOr<Session> OpenSession(const std::string& cache, const SessionOptions& session = {},
                                       const CallOptions& options = {}) const;
+
+  // Snapshots live in the space of a cache: those of every cache with the same fingerprint and shape, but only the
+  // caller's own. gdpcache/v1/snapshot.proto says when each of these fails.
+
+  /// The longest prefix that is there; `keys` are those of one prompt's prefixes, shortest first. A positive `lease`
+  /// keeps it until it is restored with the match's pin, at most so long.
+  absl::StatusOr<std::optional<PrefixMatch>> LookupPrefix(const std::string& cache, absl::Span<const std::string> keys,
+                                                          absl::Duration lease = absl::ZeroDuration(),
+                                                          const CallOptions& options = {}) const;
+
+  /// Keeps all of them from being evicted and deleted; zero `ttl`: as long as the server allows.
+  absl::StatusOr<SnapshotPin> PinSnapshots(const std::string& cache, absl::Span<const std::string> keys,
+                                           absl::Duration ttl = absl::ZeroDuration(),
+                                           const CallOptions& options = {}) const;
+  absl::Status UnpinSnapshots(const std::string& cache, const std::string& pin, const CallOptions& options = {}) const;
+
+  /// Returns how many there were. Pinned ones only by `force`; without it one of them keeps all.
+  absl::StatusOr<std::int64_t> DeleteSnapshots(const std::string& cache, absl::Span<const std::string> keys,
+                                               bool force = false, const CallOptions& options = {}) const;
+
+  /// One page after another: an empty `page_token` is the first, page_size 0 takes the server's.
+  absl::StatusOr<SnapshotPage> ListSnapshots(const std::string& cache, std::int64_t page_size = 0,
+                                             const std::string& page_token = "", const CallOptions& options = {}) const;
+
+  /// Events from now on; with `existing` first those of what there is. Errors come from SnapshotWatch::Next. No timeout
+  /// unless `options` has one.
+  SnapshotWatch WatchSnapshots(const std::string& cache, bool existing, const CallOptions& options = {}) const;
+
+  /// A snapshot to and from a safetensors file. A transfer that breaks goes on where it stood, as often as it takes
+  /// within the timeout, which is that of the whole transfer. The new file takes its name when it is complete.
+  absl::StatusOr<ExportedSnapshot> ExportSnapshot(const std::string& cache, const std::string& key,
+                                                  const std::string& path, const CallOptions& options = {}) const;
+  /// Under the file's own key when `key` is empty. RESOURCE_EXHAUSTED when there is no room; the outcome is kStored or
+  /// kPresent.
+  absl::StatusOr<SnapshotOutcome> ImportSnapshot(const std::string& cache, const std::string& path,
+                                                 const std::string& key = "", const CallOptions& options = {}) const;
 
  private:
   explicit Client(std::shared_ptr<const client::Connection> connection);

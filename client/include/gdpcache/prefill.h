@@ -8,6 +8,7 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "gdpcache/snapshot.h"
 #include "gdpcache/tensor.h"
 
 /// One call of the recurrence for one layer. Sizes: T expanded tokens of all sequences, N sequences; H, K, V, M are the
@@ -90,9 +91,10 @@ struct PrefillCall {
   // PositionMismatches: so a caller that lost an answer learns whether the call was applied.
   IndexSpan expected_positions;
 
-  bool check_finite = false;                   // NaN or infinity in an input fails the call
-  std::optional<ConstTensor> auxiliary_state;  // [N, auxiliary_bytes] uint8: replaces the slots' auxiliary bytes
-  std::string request_id;                      // for the server's logs; at most 128 bytes
+  bool check_finite = false;                      // NaN or infinity in an input fails the call
+  std::optional<ConstTensor> auxiliary_state;     // [N, auxiliary_bytes] uint8: replaces the slots' auxiliary bytes
+  absl::Span<const SnapshotDirective> snapshots;  // boundaries to keep for other requests
+  std::string request_id;                         // for the server's logs; at most 128 bytes
   Precision precision = Precision::kDefault;
 
   PrefillOutputs outputs;
@@ -117,6 +119,7 @@ struct PrefillResult {
 
   std::vector<std::int64_t> chunk_offsets;  // [N + 1] prefix sums of boundaries per sequence
   std::vector<std::int64_t> positions;      // [N] tokens the slots have absorbed; -1 for slot -1
+  std::vector<SnapshotOutcome> snapshots;   // one per directive
   PrefillTiming timing;
   Transport transport = Transport::kUnary;  // the one used: kUnary or kStream
 };

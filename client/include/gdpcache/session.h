@@ -14,6 +14,7 @@
 #include "gdpcache/cache.h"
 #include "gdpcache/options.h"
 #include "gdpcache/prefill.h"
+#include "gdpcache/snapshot.h"
 #include "gdpcache/tensor.h"
 
 namespace gdpcache {
@@ -101,6 +102,17 @@ class Session {
   /// Runs the recurrence. Nothing changes in the cache unless the call succeeds, with one exception: when the answer is
   /// lost (UNAVAILABLE, DEADLINE_EXCEEDED) it may have been applied; see PrefillCall::expected_positions.
   absl::StatusOr<PrefillResult> Prefill(const PrefillCall& call, const CallOptions& options = {});
+
+  /// Keeps whole slots as they stand, all at one moment; one outcome for each. FAILED_PRECONDITION when the layers of a
+  /// slot are at different positions.
+  absl::StatusOr<std::vector<SnapshotOutcome>> SaveSnapshots(absl::Span<const SlotSave> saves,
+                                                             const CallOptions& options = {});
+
+  /// All layers, positions and auxiliary bytes of all slots in one step; the position of each restore. `pin`, of a
+  /// PrefixMatch, is released when it has succeeded. NOT_FOUND when a snapshot is gone, DATA_LOSS when it is damaged.
+  absl::StatusOr<std::vector<std::int64_t>> RestoreSnapshots(absl::Span<const SlotRestore> restores,
+                                                             const std::string& pin = "",
+                                                             const CallOptions& options = {});
 
   /// Ends the session; other calls on it fail from here on. The destructor does the same and drops the error.
   absl::Status Close(const CallOptions& options = {});

@@ -95,6 +95,36 @@ class FakeServer::Service : public v1::StateCache::Service {
     return fake_.write_slots(reader);
   }
 
+  grpc::Status LookupPrefix(grpc::ServerContext*, const v1::LookupPrefixRequest* request,
+                            v1::LookupPrefixResponse* response) override {
+    const Ordered ordered(&fake_);
+    return fake_.lookup_prefix(*request, response);
+  }
+
+  grpc::Status WatchSnapshots(grpc::ServerContext* context, const v1::WatchSnapshotsRequest* request,
+                              grpc::ServerWriter<v1::WatchSnapshotsResponse>* writer) override {
+    const Ordered ordered(&fake_);
+    return fake_.watch_snapshots(*request, context, writer);
+  }
+
+  grpc::Status ReadSnapshot(grpc::ServerContext*, const v1::ReadSnapshotRequest* request,
+                            grpc::ServerWriter<v1::ReadSnapshotResponse>* writer) override {
+    const Ordered ordered(&fake_);
+    return fake_.read_snapshot(*request, writer);
+  }
+
+  grpc::Status WriteSnapshot(grpc::ServerContext*, grpc::ServerReader<v1::WriteSnapshotRequest>* reader,
+                             v1::WriteSnapshotResponse* response) override {
+    const Ordered ordered(&fake_);
+    return fake_.write_snapshot(reader, response);
+  }
+
+  grpc::Status QueryWriteStatus(grpc::ServerContext*, const v1::QueryWriteStatusRequest* request,
+                                v1::QueryWriteStatusResponse* response) override {
+    const Ordered ordered(&fake_);
+    return fake_.query_write_status(*request, response);
+  }
+
  private:
   FakeServer& fake_;
 };

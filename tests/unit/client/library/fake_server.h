@@ -48,6 +48,14 @@ class FakeServer {
   std::function<grpc::Status(grpc::ServerContext*, PrefillStream*)> prefill_stream;
   std::function<grpc::Status(const v1::ReadSlotsRequest&, grpc::ServerWriter<v1::ReadSlotsFrame>*)> read_slots;
   std::function<grpc::Status(grpc::ServerReader<v1::WriteSlotsFrame>*)> write_slots;
+  std::function<grpc::Status(const v1::LookupPrefixRequest&, v1::LookupPrefixResponse*)> lookup_prefix;
+  std::function<grpc::Status(const v1::WatchSnapshotsRequest&, grpc::ServerContext*,
+                             grpc::ServerWriter<v1::WatchSnapshotsResponse>*)>
+      watch_snapshots;
+  std::function<grpc::Status(const v1::ReadSnapshotRequest&, grpc::ServerWriter<v1::ReadSnapshotResponse>*)>
+      read_snapshot;
+  std::function<grpc::Status(grpc::ServerReader<v1::WriteSnapshotRequest>*, v1::WriteSnapshotResponse*)> write_snapshot;
+  std::function<grpc::Status(const v1::QueryWriteStatusRequest&, v1::QueryWriteStatusResponse*)> query_write_status;
 
  private:
   class Service;
