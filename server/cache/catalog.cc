@@ -88,10 +88,12 @@ struct Catalog::Holding {
   absl::AnyInvocable<void()> on_freed;
 };
 
-Catalog::Catalog(kernels::Backend& backend, const Clock& clock, const CatalogLimits& limits)
+Catalog::Catalog(kernels::Backend& backend, const Clock& clock, const CatalogLimits& limits,
+                 std::function<void(SessionKey)> on_session_end)
     : backend_(backend),
       clock_(clock),
       limits_(limits),
+      on_session_end_(std::move(on_session_end)),
       budget_(std::make_shared<MemoryBudget>(limits.state_memory_bytes)) {}
 
 Catalog::~Catalog() = default;
@@ -192,7 +194,7 @@ std::vector<Catalog::CacheSummary> Catalog::ListCaches() const {
 }
 
 absl::StatusOr<std::shared_ptr<Session>> Catalog::OpenSession(absl::string_view cache, absl::Duration ttl,
-                                                              std::string client_name) {
+                                                              std::string client_name, std::string tenant) {
   if (absl::Status status = CheckCacheName("cache", cache); !status.ok()) return status;
   if (absl::Status status = CheckClientName(client_name); !status.ok()) return status;
   if (ttl == absl::ZeroDuration()) ttl = limits_.default_session_ttl;
@@ -216,7 +218,8 @@ absl::StatusOr<std::shared_ptr<Session>> Catalog::OpenSession(absl::string_view 
         kRetrySessionAfter);
   }
   const SessionKey key = next_key_++;
-  auto session = std::make_shared<Session>(*id, key, CacheOf(found->second), ttl, std::move(client_name), expires_at);
+  auto session = std::make_shared<Session>(*id, key, CacheOf(found->second), ttl, std::move(client_name), expires_at,
+                                           std::move(tenant));
   ++found->second.sessions;
   open_.emplace(*std::move(id), session);
   living_.emplace(key, Living{session, expires_at});
@@ -351,6 +354,7 @@ void Catalog::End(const Removed& removed, absl::AnyInvocable<void()> on_closed) 
 
 absl::AnyInvocable<void()> Catalog::Finisher(std::shared_ptr<Session> session, absl::AnyInvocable<void()> on_closed) {
   return [this, session = std::move(session), on_closed = std::move(on_closed)]() mutable {
+    if (on_session_end_) on_session_end_(session->key());
     session->cache()->slots().ReleaseAll(session->key());
     std::vector<absl::AnyInvocable<void()>> on_no_sessions;
     {

@@ -38,7 +38,9 @@ struct CatalogLimits {
 /// it.
 class Catalog {
  public:
-  Catalog(kernels::Backend& backend, const Clock& clock, const CatalogLimits& limits);
+  /// `on_session_end` runs once for each session, when its calls have ended and before its slots count as free.
+  Catalog(kernels::Backend& backend, const Clock& clock, const CatalogLimits& limits,
+          std::function<void(SessionKey)> on_session_end = nullptr);
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
   ~Catalog();  // every session must have ended
@@ -64,7 +66,8 @@ class Catalog {
 
   /// `ttl` zero takes the default.
   absl::StatusOr<std::shared_ptr<Session>> OpenSession(absl::string_view cache, absl::Duration ttl,
-                                                       std::string client_name);
+                                                       std::string client_name,
+                                                       std::string tenant = std::string(kDefaultTenant));
   /// Also renews the session's lease.
   absl::StatusOr<std::shared_ptr<Session>> FindSession(absl::string_view id);
   /// Ends the session; `on_closed` runs once its calls have ended and its slots are free, maybe before the call
@@ -111,6 +114,7 @@ class Catalog {
   kernels::Backend& backend_;
   const Clock& clock_;
   const CatalogLimits limits_;
+  const std::function<void(SessionKey)> on_session_end_;
   const std::shared_ptr<MemoryBudget> budget_;  // shared with the caches, which may outlive the catalog
 
   std::mutex create_mutex_;  // one creation at a time; taken before mutex_

@@ -10,10 +10,14 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/cache/cache.h"
 
 namespace gdpcache::cache {
+
+/// Whose snapshots a caller uses that nothing is known of.
+inline constexpr absl::string_view kDefaultTenant = "default";
 
 /// A caller's lease on slots of one cache. Thread-safe; made and ended by the Catalog.
 class Session : public std::enable_shared_from_this<Session> {
@@ -47,12 +51,13 @@ class Session : public std::enable_shared_from_this<Session> {
   };
 
   Session(std::string id, SessionKey key, std::shared_ptr<Cache> cache, absl::Duration ttl, std::string client_name,
-          absl::Time expires_at)
+          absl::Time expires_at, std::string tenant = std::string(kDefaultTenant))
       : id_(std::move(id)),
         key_(key),
         cache_(std::move(cache)),
         ttl_(ttl),
         client_name_(std::move(client_name)),
+        tenant_(std::move(tenant)),
         expires_at_(expires_at) {}
 
   const std::string& id() const { return id_; }
@@ -60,6 +65,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::shared_ptr<Cache>& cache() const { return cache_; }
   absl::Duration ttl() const { return ttl_; }
   const std::string& client_name() const { return client_name_; }
+  const std::string& tenant() const { return tenant_; }
   absl::Time expires_at() const;
 
   /// Registers a call. `cancel` runs at most once, without a lock held, if the session ends before the call does: it
@@ -87,6 +93,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::shared_ptr<Cache> cache_;
   const absl::Duration ttl_;
   const std::string client_name_;
+  const std::string tenant_;
 
   mutable std::mutex mutex_;
   absl::Time expires_at_;

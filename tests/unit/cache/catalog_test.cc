@@ -406,6 +406,29 @@ TEST_F(CatalogTest, CloseAllSessionsEndsOpenOnesToo) {
   EXPECT_EQ(catalog_.session_count(), 0);
 }
 
+TEST(CatalogSessionEndTest, IsToldOnceWhenTheLastCallHasEnded) {
+  test::HeapBackend heap;
+  const test::ManualClock clock;
+  std::vector<SessionKey> ended;
+  Catalog catalog(heap, clock, Limits(), [&ended](SessionKey session) { ended.push_back(session); });
+  ASSERT_TRUE(catalog.CreateCache(Spec("a")).ok());
+  const std::shared_ptr<Session> session = catalog.OpenSession("a", absl::ZeroDuration(), "x").value();
+  absl::StatusOr<Session::Call> call = session->BeginCall([] {});
+  ASSERT_TRUE(call.ok());
+  bool closed = false;
+  ASSERT_TRUE(catalog.CloseSession(session->id(), [&closed] { closed = true; }).ok());
+  EXPECT_TRUE(ended.empty());
+  call->End();
+  EXPECT_TRUE(closed);
+  EXPECT_EQ(ended, std::vector<SessionKey>{session->key()});
+}
+
+TEST_F(CatalogTest, ASessionBelongsToATenant) {
+  ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
+  EXPECT_EQ(catalog_.OpenSession("a", absl::ZeroDuration(), "x").value()->tenant(), "default");
+  EXPECT_EQ(catalog_.OpenSession("a", absl::ZeroDuration(), "x", "acme").value()->tenant(), "acme");
+}
+
 // Bookkeeping under load: sessions opened, used, closed, abandoned to expiry and cut off in the middle of calls.
 TEST(CatalogThreadsTest, TenThousandSessionsLeaveNothingBehind) {
   constexpr int kThreads = 4;
@@ -414,7 +437,8 @@ TEST(CatalogThreadsTest, TenThousandSessionsLeaveNothingBehind) {
   test::ManualClock clock;
   CatalogLimits limits = Limits();
   limits.max_sessions = 1'000'000;
-  Catalog catalog(heap, clock, limits);
+  std::atomic<int> ended = 0;
+  Catalog catalog(heap, clock, limits, [&ended](SessionKey) { ++ended; });
   const std::shared_ptr<Cache> cache = catalog.CreateCache(Spec("shared"))->cache;
   std::atomic<int> closed = 0;
   std::atomic<int> closes = 0;
@@ -455,6 +479,7 @@ TEST(CatalogThreadsTest, TenThousandSessionsLeaveNothingBehind) {
   clock.Advance(absl::Seconds(2));
   EXPECT_EQ(catalog.ExpireSessions(), absl::InfiniteFuture());
   EXPECT_EQ(closed, closes);
+  EXPECT_EQ(ended, kThreads * kSessions);
   EXPECT_EQ(catalog.session_count(), 0);
   EXPECT_EQ(cache->slots().counts().free, kSlots);
   EXPECT_EQ(cache->slots().counts().held, 0);
