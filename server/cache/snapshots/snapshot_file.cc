@@ -283,9 +283,10 @@ absl::StatusOr<SnapshotFileWriter> SnapshotFileWriter::Create(const SnapshotReco
   return SnapshotFileWriter(*std::move(header), record.space.snapshot_bytes());
 }
 
-std::string SnapshotFileWriter::FinishHeader() && {
-  SetChecksum(header_, checksum());
-  return std::move(header_);
+std::string SnapshotFileWriter::header() const {
+  std::string header = header_;
+  SetChecksum(header, checksum());
+  return header;
 }
 
 absl::StatusOr<std::string> EncodeSnapshotHeader(const SnapshotRecord& record, absl::Span<const SnapshotPart> parts) {
@@ -297,7 +298,7 @@ absl::StatusOr<std::string> EncodeSnapshotHeader(const SnapshotRecord& record, a
   for (const kernels::ByteRange& range : ranges) {
     writer->AddData({static_cast<const std::byte*>(range.data), range.size});
   }
-  return (*std::move(writer)).FinishHeader();
+  return writer->header();
 }
 
 absl::StatusOr<SnapshotFileInfo> ReadSnapshotMetadata(absl::string_view beginning, std::int64_t file_bytes) {

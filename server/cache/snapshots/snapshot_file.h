@@ -66,10 +66,8 @@ class SnapshotFileWriter {
   /// The next bytes of the data, in host memory.
   void AddData(absl::Span<const std::byte> bytes) { hasher_.Add(bytes); }
 
-  /// What comes before the data; to be called once, when all of them have been added.
-  std::string FinishHeader() &&;
-
-  /// Of the finished file.
+  /// What comes before the data, and the file's checksum, once all of them have been added.
+  std::string header() const;
   SnapshotChecksum checksum() const { return hasher_.checksum(); }
 
  private:

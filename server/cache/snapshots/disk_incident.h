@@ -1,0 +1,60 @@
+#ifndef GDPCACHE_SERVER_CACHE_SNAPSHOTS_DISK_INCIDENT_H_
+#define GDPCACHE_SERVER_CACHE_SNAPSHOTS_DISK_INCIDENT_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace gdpcache::cache {
+
+/// Something wrong with the disk tier that its operator should know. The server goes on.
+struct DiskIncident {
+  enum class Kind : std::uint8_t {
+    kFull,          // the file system has no room
+    kWriteFailed,   // a snapshot was not stored
+    kReadFailed,    // a file cannot be read now; it is left alone
+    kDamaged,       // a file is not what was stored; the scan removes such files
+    kForeign,       // not ours, or of another version; left alone
+    kLeftover,      // an unfinished file of a server that was killed; removed
+    kRemoveFailed,  // a file could not be removed; a later server may find it again
+  };
+  static constexpr std::size_t kKinds = 7;
+
+  Kind kind = Kind::kFull;
+  std::string path;        // of the first of them
+  std::int64_t files = 1;  // the scan tells each kind once
+  absl::Status status;     // what is wrong with that first one
+};
+
+/// "full", "write_failed", ...
+absl::string_view Name(DiskIncident::Kind kind);
+
+/// Counts incidents and passes them on. Thread-safe.
+class DiskIncidents {
+ public:
+  /// `report` runs on any thread and may be empty.
+  explicit DiskIncidents(std::function<void(const DiskIncident&)> report) : report_(std::move(report)) {}
+
+  void Add(const DiskIncident& incident) {
+    counts_[static_cast<std::size_t>(incident.kind)] += incident.files;
+    if (report_) report_(incident);
+  }
+
+  /// Files of that kind so far.
+  std::int64_t count(DiskIncident::Kind kind) const { return counts_[static_cast<std::size_t>(kind)]; }
+
+ private:
+  std::function<void(const DiskIncident&)> report_;
+  std::array<std::atomic<std::int64_t>, DiskIncident::kKinds> counts_ = {};
+};
+
+}  // namespace gdpcache::cache
+
+#endif  // GDPCACHE_SERVER_CACHE_SNAPSHOTS_DISK_INCIDENT_H_
