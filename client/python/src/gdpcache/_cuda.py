@@ -1,0 +1,158 @@
+"""The CUDA driver, as far as tensors on a GPU need it. The library is loaded when the first such tensor comes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from gdpcache.types import Array
+
+LEGACY_STREAM = 1  # cudaStreamLegacy, what other libraries call the default stream
+
+_ATTRIBUTE_CONTEXT = 1
+_ATTRIBUTE_BUFFER_ID = 7
+_ATTRIBUTE_DEVICE_ORDINAL = 9
+_EVENT_DISABLE_TIMING = 2
+_EVENT_INTERPROCESS = 4
+
+
+class CudaError(RuntimeError):
+    """The driver refused something."""
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle and CUipcEventHandle."""
+
+    _fields_ = [("reserved", ctypes.c_char * 64)]
+
+
+@functools.cache
+def _driver() -> Any:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CudaError(f"no CUDA driver: {error}") from None
+    # A structure passed by value must be declared, as must every 64-bit argument.
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    library.cuMemGetAddressRange_v2.argtypes = [pointer, pointer, ctypes.c_uint64]
+    library.cuPointerGetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_uint64]
+    library.cuIpcGetMemHandle.argtypes = [pointer, ctypes.c_uint64]
+    library.cuIpcGetEventHandle.argtypes = [pointer, pointer]
+    library.cuMemcpyDtoHAsync_v2.argtypes = [pointer, ctypes.c_uint64, size, pointer]
+    library.cuMemcpyHtoDAsync_v2.argtypes = [ctypes.c_uint64, pointer, size, pointer]
+    for name in ("cuStreamSynchronize", "cuEventSynchronize", "cuEventDestroy_v2", "cuCtxPushCurrent_v2"):
+        getattr(library, name).argtypes = [pointer]
+    library.cuEventRecord.argtypes = [pointer, pointer]
+    library.cuStreamWaitEvent.argtypes = [pointer, pointer, ctypes.c_uint]
+    return library
+
+
+def _check(result: int, what: str) -> None:
+    if result == 0:
+        return
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(result, ctypes.byref(text))
+    raise CudaError(f"{what}: {(text.value or b'unknown error').decode()}")
+
+
+def _attribute(pointer: int, attribute: int, value: Any) -> Any:
+    _check(_driver().cuPointerGetAttribute(ctypes.byref(value), attribute, pointer), "cuPointerGetAttribute")
+    return value.value
+
+
+@contextmanager
+def context_of(pointer: int) -> Iterator[None]:
+    """Makes the context of some device memory the thread's."""
+    context = _attribute(pointer, _ATTRIBUTE_CONTEXT, ctypes.c_void_p())
+    _check(_driver().cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+    try:
+        yield
+    finally:
+        _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def device_uuid(pointer: int) -> str:
+    """Of the GPU that holds the memory, as "GPU-01234567-...": of the MIG instance if it is one."""
+    ordinal = _attribute(pointer, _ATTRIBUTE_DEVICE_ORDINAL, ctypes.c_int())
+    device = ctypes.c_int()
+    _check(_driver().cuDeviceGet(ctypes.byref(device), ordinal), "cuDeviceGet")
+    uuid = (ctypes.c_ubyte * 16)()
+    _check(_driver().cuDeviceGetUuid(ctypes.byref(uuid), device), "cuDeviceGetUuid")
+    digits = bytes(uuid).hex()
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def allocation(pointer: int) -> tuple[int, int, int]:
+    """Address and size of the allocation that a pointer lies in, and a number that no other allocation ever has."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    with context_of(pointer):
+        _check(
+            _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), pointer), "cuMemGetAddressRange"
+        )
+    return base.value, size.value, _attribute(pointer, _ATTRIBUTE_BUFFER_ID, ctypes.c_ulonglong())
+
+
+def is_allocation(base: int, buffer: int) -> bool:
+    """Whether the allocation of this address and number still exists."""
+    try:
+        return bool(_attribute(base, _ATTRIBUTE_BUFFER_ID, ctypes.c_ulonglong()) == buffer)
+    except CudaError:
+        return False
+
+
+def memory_handle(base: int) -> bytes:
+    """cudaIpcMemHandle_t of an allocation of cudaMalloc."""
+    handle = _Handle()
+    with context_of(base):
+        _check(_driver().cuIpcGetMemHandle(ctypes.byref(handle), base), "cuIpcGetMemHandle")
+    return bytes(handle)
+
+
+class Event:
+    """An event that the server can wait for and record. Made in the context of some device memory."""
+
+    def __init__(self, pointer: int) -> None:
+        self._event = ctypes.c_void_p()
+        with context_of(pointer):
+            flags = _EVENT_DISABLE_TIMING | _EVENT_INTERPROCESS
+            _check(_driver().cuEventCreate(ctypes.byref(self._event), flags), "cuEventCreate")
+        handle = _Handle()
+        _check(_driver().cuIpcGetEventHandle(ctypes.byref(handle), self._event), "cuIpcGetEventHandle")
+        self.handle = bytes(handle)
+
+    def record(self, stream: int) -> None:
+        _check(_driver().cuEventRecord(self._event, stream), "cuEventRecord")
+
+    def let_wait(self, stream: int) -> None:
+        """Makes `stream` wait for what the event was last recorded behind."""
+        _check(_driver().cuStreamWaitEvent(stream, self._event, 0), "cuStreamWaitEvent")
+
+    def wait(self) -> None:
+        """Until what the event was last recorded behind is done."""
+        _check(_driver().cuEventSynchronize(self._event), "cuEventSynchronize")
+
+    def close(self) -> None:
+        _driver().cuEventDestroy_v2(self._event)
+
+
+def copy_to_host(pointer: int, size: int, stream: int) -> Array:
+    """The bytes at `pointer` when `stream` has come so far."""
+    result = np.empty(size, np.uint8)
+    if size > 0:
+        with context_of(pointer):
+            _check(_driver().cuMemcpyDtoHAsync_v2(result.ctypes.data, pointer, size, stream), "cuMemcpyDtoHAsync")
+            _check(_driver().cuStreamSynchronize(stream), "cuStreamSynchronize")
+    return result
+
+
+def copy_to_device(pointer: int, data: Array, stream: int) -> None:
+    """Puts bytes to `pointer`, behind what `stream` has to do."""
+    if data.nbytes > 0:
+        with context_of(pointer):
+            _check(_driver().cuMemcpyHtoDAsync_v2(pointer, data.ctypes.data, data.nbytes, stream), "cuMemcpyHtoDAsync")
+            _check(_driver().cuStreamSynchronize(stream), "cuStreamSynchronize")

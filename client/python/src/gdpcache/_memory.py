@@ -1,0 +1,290 @@
+"""Memory that a session shares with a server on the same host: system memory that the client allocates and tensors are
+copied into, and allocations on the GPU where tensors already are."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from gdpcache import _cuda
+from gdpcache._operations import Blocking, Operation, unary
+from gdpcache.errors import (
+    GdpCacheError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnimplementedError,
+)
+from gdpcache.types import Array, ServerInfo
+from gdpcache.v1 import memory_pb2, tensor_pb2
+
+_ALIGNMENT = 64  # bytes; of a cache line, and more than any element needs
+_SMALLEST_REGION = 16 << 20
+_UNREGISTER_TIMEOUT = 10.0  # seconds for a server to let go of memory that a call without an answer used
+_HANDOVER_TIMEOUT = 5.0  # seconds for a server on this host to take a descriptor
+
+
+class SharingUnavailableError(Exception):
+    """Memory cannot be shared with this server, or no more of it. Nothing was sent yet: another transport may serve."""
+
+
+def reference(name: str, offset: int) -> tensor_pb2.SharedMemoryRef:
+    return tensor_pb2.SharedMemoryRef(region=name, offset=offset)
+
+
+def unregister(session: str, name: str) -> Operation[None]:
+    """Returns when the server has let go of the region. So it has if it does not know it, or the session, any more; a
+    server that cannot be reached will when the session expires."""
+    request = memory_pb2.UnregisterMemoryRequest(session=session, name=name)
+    with suppress(GdpCacheError):
+        yield from unary("UnregisterMemory", request, memory_pb2.UnregisterMemoryResponse, timeout=_UNREGISTER_TIMEOUT)
+
+
+class _Region:
+    """One memfd, mapped here and by the server, and which parts of it are free."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+        self.descriptor = os.memfd_create("gdpcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, size)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        self.memory = np.frombuffer(mmap.mmap(self.descriptor, size), np.uint8)
+        self.address = self.memory.ctypes.data
+        self._free = [(0, size)]  # offset and size, ascending, never adjacent
+
+    def take(self, size: int) -> int | None:
+        for index, (offset, room) in enumerate(self._free):
+            if room >= size:
+                self._free[index : index + 1] = [(offset + size, room - size)] if room > size else []
+                return offset
+        return None
+
+    def give(self, offset: int, size: int) -> None:
+        index = next((i for i, (start, _) in enumerate(self._free) if start > offset), len(self._free))
+        self._free.insert(index, (offset, size))
+        for left in (index, index - 1):  # join with the one behind, then with the one before
+            if 0 <= left < len(self._free) - 1:
+                start, room = self._free[left]
+                following, more = self._free[left + 1]
+                if start + room == following:
+                    self._free[left : left + 2] = [(start, room + more)]
+
+
+@dataclass(eq=False)
+class Block:
+    """A part of a region. It is given back when the last array made of it is gone."""
+
+    region: _Region
+    offset: int
+    size: int
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        address = self.region.address + self.offset
+        return {"data": (address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
+
+    @property
+    def reference(self) -> tensor_pb2.SharedMemoryRef:
+        return reference(self.region.name, self.offset)
+
+    def array(self) -> Array:
+        """Flat uint8; keeps the block."""
+        return np.asarray(self)
+
+
+class Arena:
+    """System memory of one session, registered region by region as it is needed. Safe for several threads."""
+
+    def __init__(self, session: str, server: ServerInfo) -> None:
+        self._session = session
+        self._socket = server.descriptor_socket
+        self._limit = server.limits.shared_memory_bytes
+        self.available = "shared_memory" in server.transports and bool(self._socket)
+        self._lock = threading.Lock()
+        self._regions: list[_Region] = []
+        self._returned: deque[tuple[_Region, int, int]] = deque()
+        self._names = 0
+
+    def find(self, pointer: int, size: int) -> tensor_pb2.SharedMemoryRef | None:
+        """The place of memory that already lies in the arena."""
+        with self._lock:
+            for region in self._regions:
+                offset = pointer - region.address
+                if offset >= 0 and offset + size <= region.size:
+                    return reference(region.name, offset)
+        return None
+
+    def allocate(self, size: int) -> Operation[Block]:
+        """A block of at least one byte. SharingUnavailableError when there can be none."""
+        if not self.available:
+            raise SharingUnavailableError("the server shares no memory with this client")
+        size = -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
+        block = self._take(size)
+        if block is None:
+            yield from self._grow(size)
+            block = self._take(size)
+            if block is None:
+                raise SharingUnavailableError("other calls took the memory first")
+        return block
+
+    def _take(self, size: int) -> Block | None:
+        with self._lock:
+            while self._returned:
+                region, offset, room = self._returned.popleft()
+                region.give(offset, room)
+            for region in self._regions:
+                place = region.take(size)
+                if place is not None:
+                    block = Block(region, place, size)
+                    # The collector may run this anywhere, also while the lock is held.
+                    weakref.finalize(block, self._returned.append, (region, place, size)).atexit = False
+                    return block
+        return None
+
+    def _grow(self, size: int) -> Operation[None]:
+        with self._lock:
+            self._names += 1
+            name = f"arena-{self._names}"
+            total = sum(region.size for region in self._regions)
+        # Each as large as all before: few regions, whatever comes.
+        wanted = max(_SMALLEST_REGION, total, size)
+        if self._limit > 0 and wanted > self._limit - total:
+            wanted = size
+        page = mmap.PAGESIZE
+        region = _Region(name, -(-wanted // page) * page)
+        try:
+            token = yield Blocking(lambda: self._hand_over(region.descriptor))
+            request = memory_pb2.RegisterSystemMemoryRequest(
+                session=self._session, name=name, token=token, size=region.size
+            )
+            yield from unary("RegisterSystemMemory", request, memory_pb2.RegisterSystemMemoryResponse)
+        except (PermissionDeniedError, UnimplementedError) as error:
+            self.available = False
+            raise SharingUnavailableError(str(error)) from error
+        except ResourceExhaustedError as error:
+            raise SharingUnavailableError(str(error)) from error
+        finally:
+            os.close(region.descriptor)
+        with self._lock:
+            self._regions.append(region)
+
+    def _hand_over(self, descriptor: int) -> str:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                connection.settimeout(_HANDOVER_TIMEOUT)
+                connection.connect(self._socket)
+                socket.send_fds(connection, [b"M"], [descriptor])
+                answer = connection.recv(4096).decode("utf-8", "replace")
+        except OSError as error:  # as where server and client are containers with folders of their own
+            self.available = False
+            raise SharingUnavailableError(f"{self._socket}: {error}") from error
+        if not answer or answer[0] == "!":
+            raise SharingUnavailableError(f"the server refused the memory: {answer[1:] or 'it hung up'}")
+        return answer
+
+    def retire(self, blocks: Iterable[Block]) -> Operation[None]:
+        """After a call whose end is not known: the server may still be at work in its blocks, so their regions are used
+        no more, and are given up as soon as it has let go of them."""
+        with self._lock:
+            regions = {id(block.region): block.region for block in blocks}
+            self._regions = [region for region in self._regions if id(region) not in regions]
+        for region in regions.values():
+            yield from unregister(self._session, region.name)
+
+
+@dataclass(frozen=True)
+class _Allocation:
+    buffer: int  # tells it from a later one at the same address
+    name: str
+    size: int
+
+
+class EventPair:
+    """What orders the server's work on the GPU behind the caller's, and the caller's behind the server's."""
+
+    def __init__(self, pointer: int, number: int) -> None:
+        self.ready = _cuda.Event(pointer)
+        self.done = _cuda.Event(pointer)
+        self.ready_name = f"ready-{number}"
+        self.done_name = f"done-{number}"
+
+
+class CudaRegions:
+    """Allocations on the server's GPU that a session has registered, and its events. Safe for several threads."""
+
+    def __init__(self, session: str, server: ServerInfo) -> None:
+        self._session = session
+        self._device = server.device_uuid
+        self.available = "cuda_ipc" in server.transports
+        self._lock = threading.Lock()
+        self._allocations: dict[int, _Allocation] = {}  # by address
+        self._pairs: list[EventPair] = []  # those not in use
+        self._names = 0
+
+    def _number(self) -> int:
+        with self._lock:
+            self._names += 1
+            return self._names
+
+    def reference(self, pointer: int, size: int) -> Operation[tensor_pb2.SharedMemoryRef]:
+        """The place of device memory, whose whole allocation is registered on first sight."""
+        if not self.available:
+            raise SharingUnavailableError("the server shares no GPU memory with this client")
+        try:
+            base, room, buffer = _cuda.allocation(pointer)
+            if self._device and _cuda.device_uuid(pointer) != self._device:
+                raise SharingUnavailableError(f"the tensors are on another GPU than the server's, {self._device}")
+            known = self._allocations.get(base)
+            if known is None or known.buffer != buffer:
+                yield from self._drop_freed()
+                known = _Allocation(buffer, f"cuda-{self._number()}", room)
+                request = memory_pb2.RegisterCudaMemoryRequest(
+                    session=self._session, name=known.name, handle=_cuda.memory_handle(base), size=room
+                )
+                yield from unary("RegisterCudaMemory", request, memory_pb2.RegisterCudaMemoryResponse)
+                self._allocations[base] = known
+        except (_cuda.CudaError, PermissionDeniedError, UnimplementedError, ResourceExhaustedError) as error:
+            raise SharingUnavailableError(str(error)) from error
+        return reference(known.name, pointer - base)
+
+    def _drop_freed(self) -> Operation[None]:
+        """Lets the server close what the caller has freed, for as long as it is open there the GPU cannot reuse it."""
+        for base, known in list(self._allocations.items()):
+            if not _cuda.is_allocation(base, known.buffer):
+                self._allocations.pop(base, None)
+                yield from unregister(self._session, known.name)
+
+    def take_events(self, pointer: int) -> Operation[EventPair]:
+        with self._lock:
+            if self._pairs:
+                return self._pairs.pop()
+        pair = EventPair(pointer, self._number())
+        for name, event in ((pair.ready_name, pair.ready), (pair.done_name, pair.done)):
+            request = memory_pb2.RegisterCudaEventRequest(session=self._session, name=name, handle=event.handle)
+            yield from unary("RegisterCudaEvent", request, memory_pb2.RegisterCudaEventResponse)
+        return pair
+
+    def give_events(self, pair: EventPair) -> None:
+        with self._lock:
+            self._pairs.append(pair)
+
+    def retire(self, names: Iterable[str], pair: EventPair | None) -> Operation[None]:
+        """After a call whose end is not known: returns when the server has let go of the memory and the events."""
+        gone = set(names)
+        with self._lock:
+            self._allocations = {base: a for base, a in self._allocations.items() if a.name not in gone}
+        for name in (*gone, *((pair.ready_name, pair.done_name) if pair else ())):
+            yield from unregister(self._session, name)
+        if pair is not None:
+            pair.ready.close()
+            pair.done.close()

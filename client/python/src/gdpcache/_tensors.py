@@ -1,0 +1,212 @@
+"""One view of the arrays and tensors of many libraries. None of these libraries is imported here, numpy apart: a torch
+tensor brings torch with it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gdpcache import _cuda, _dlpack
+from gdpcache.bfloat16 import numpy_bfloat16
+from gdpcache.types import Array, DataType, TensorLike
+
+_INTEGER_NAMES = ("int32", "int64")
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """A contiguous tensor: where its bytes are and what keeps them."""
+
+    dtype: DataType
+    shape: tuple[int, ...]
+    pointer: int
+    owner: object
+    source: TensorLike  # as the caller gave it
+    data: Array | None  # flat uint8, in memory of the host; None on a GPU
+    stream: int = 0  # the CUDA stream that orders its contents
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * self.dtype.size
+
+    @property
+    def on_host(self) -> bool:
+        return self.data is not None
+
+    def bytes_on_host(self) -> Array:
+        """Flat uint8: the memory itself, or a copy of what is on the GPU."""
+        return self.data if self.data is not None else _cuda.copy_to_host(self.pointer, self.size, self.stream)
+
+
+def torch_of(value: object) -> Any | None:
+    """The torch module if `value` is one of its tensors."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(value, torch.Tensor) else None
+
+
+def view(name: str, value: TensorLike, *, writable: bool = False) -> TensorView:
+    """`value` as the wire has it. A strided input is copied together; an output must not need that."""
+    if isinstance(value, np.ndarray):
+        return _view_numpy(name, value, value, writable)
+    torch = torch_of(value)
+    if torch is not None:
+        return _view_torch(name, value, torch, writable)
+    if hasattr(value, "__cuda_array_interface__"):
+        return _view_cuda_array(name, value, writable)
+    if hasattr(value, "__dlpack__"):
+        return _view_dlpack(name, value, writable)
+    raise TypeError(
+        f"{name} is a {type(value).__name__}; expected a numpy array, a torch tensor, or a DLPack or CUDA array"
+    )
+
+
+def _data_type(name: str, dtype: str, wanted: str) -> DataType:
+    if dtype in ("uint16", "bfloat16"):
+        return DataType.BFLOAT16
+    try:
+        return DataType(dtype)
+    except ValueError:
+        raise TypeError(f"{name} has dtype {dtype}; expected {wanted}") from None
+
+
+_FLOATS = "float32, float16, bfloat16 (or its bits as uint16), or uint8 for auxiliary bytes"
+
+
+def _view_numpy(name: str, array: Array, source: TensorLike, writable: bool) -> TensorView:
+    dtype = _data_type(name, array.dtype.name if array.dtype.isnative else str(array.dtype), _FLOATS)
+    contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    if writable and (contiguous is not array or not array.flags.writeable):
+        raise ValueError(f"{name} is not contiguous or not writable")
+    data = contiguous.reshape(-1).view(np.uint8)
+    return TensorView(dtype, array.shape, data.ctypes.data, contiguous, source, data)
+
+
+def _view_torch(name: str, tensor: Any, torch: Any, writable: bool) -> TensorView:
+    dtype = _data_type(name, str(tensor.dtype).removeprefix("torch."), _FLOATS)
+    contiguous = tensor.detach().contiguous()
+    if writable and contiguous.data_ptr() != tensor.data_ptr():
+        raise ValueError(f"{name} is not contiguous")
+    shape = tuple(contiguous.shape)
+    if contiguous.device.type == "cuda":
+        stream = torch.cuda.current_stream(contiguous.device).cuda_stream
+        return TensorView(dtype, shape, contiguous.data_ptr(), contiguous, tensor, None, stream)
+    if contiguous.device.type != "cpu":
+        raise TypeError(f"{name} is on {contiguous.device}; expected cpu or cuda")
+    data = contiguous.reshape(-1).view(torch.uint8).numpy()
+    return TensorView(dtype, shape, data.ctypes.data, contiguous, tensor, data)
+
+
+def _view_cuda_array(name: str, array: Any, writable: bool) -> TensorView:
+    interface = array.__cuda_array_interface__
+    kinds = {"f4": "float32", "f2": "float16", "u2": "bfloat16", "V2": "bfloat16", "u1": "uint8"}
+    typestr = interface["typestr"]
+    dtype = _data_type(name, kinds.get(typestr[1:], typestr), _FLOATS)
+    shape = tuple(interface["shape"])
+    pointer, read_only = interface["data"]
+    strides = interface.get("strides")
+    if strides is not None and not _dlpack.is_contiguous(shape, tuple(stride // dtype.size for stride in strides)):
+        raise ValueError(f"{name} is not contiguous")
+    if writable and read_only:
+        raise ValueError(f"{name} is not writable")
+    return TensorView(dtype, shape, pointer, array, array, None, interface.get("stream") or _cuda.LEGACY_STREAM)
+
+
+def _view_dlpack(name: str, tensor: Any, writable: bool) -> TensorView:
+    device_type = int(tensor.__dlpack_device__()[0])
+    on_gpu = device_type in (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
+    if not on_gpu and device_type not in (_dlpack.CPU, _dlpack.CUDA_HOST):
+        raise TypeError(f"{name} is on DLPack device {device_type}; expected memory of the host or of a CUDA device")
+    stream = _cuda.LEGACY_STREAM if on_gpu else None
+    shown = _dlpack.read(tensor, stream)
+    if not shown.contiguous:
+        raise ValueError(f"{name} is not contiguous")
+    dtype = _data_type(name, shown.dtype, _FLOATS)
+    if on_gpu:
+        return TensorView(dtype, shown.shape, shown.pointer, shown.owner, tensor, None, stream or 0)
+    data = _memory(shown.pointer, math.prod(shown.shape) * dtype.size, shown.owner)
+    return TensorView(dtype, shown.shape, shown.pointer, shown.owner, tensor, data)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Bytes for numpy to look at, for as long as the owner keeps them."""
+
+    pointer: int
+    size: int
+    owner: object
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        return {"data": (self.pointer, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
+
+
+def _memory(pointer: int, size: int, owner: object) -> Array:
+    if size == 0:
+        return np.empty(0, np.uint8)
+    return np.asarray(_Memory(pointer, size, owner))
+
+
+def indices(name: str, value: TensorLike | None) -> list[int]:
+    """Integers of any kind of list, array or tensor, flat. From a GPU they have to be fetched, which waits for it."""
+    if value is None:
+        return []
+    if torch_of(value) is not None:
+        if value.is_floating_point() or value.is_complex():
+            raise TypeError(f"{name} has dtype {value.dtype}; expected integers")
+        value = value.detach().cpu().numpy()
+    elif hasattr(value, "__cuda_array_interface__"):
+        interface = value.__cuda_array_interface__
+        dtype = np.dtype(interface["typestr"])
+        raw = _cuda.copy_to_host(interface["data"][0], math.prod(interface["shape"]) * dtype.itemsize, 0)
+        value = raw.view(dtype)
+    elif not isinstance(value, (np.ndarray, list, tuple, range)) and hasattr(value, "__dlpack__"):
+        value = np.from_dlpack(value)
+    array = np.asarray(value)
+    if array.size == 0:
+        return []
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {array.dtype}; expected integers")
+    flat: list[int] = array.reshape(-1).tolist()
+    return flat
+
+
+def data_type(value: object) -> DataType:
+    """A dtype by any of its names: a DataType, "float32", numpy's, ml_dtypes' or torch's."""
+    if isinstance(value, DataType):
+        return value
+    name = str(value).removeprefix("torch.")
+    if name == str(value) and not isinstance(value, str):
+        name = np.dtype(value).name  # type: ignore[call-overload]
+    return _data_type("dtype", name, "float32, float16 or bfloat16")
+
+
+def numpy_dtype(dtype: DataType, like: TensorLike | None = None) -> np.dtype[Any]:
+    """numpy's type for results beside inputs like `like`, whose uint16 asks for bits."""
+    if dtype is not DataType.BFLOAT16:
+        named: np.dtype[Any] = np.dtype(dtype.value)
+        return named
+    if isinstance(like, np.ndarray) and like.dtype == np.uint16:
+        return np.dtype(np.uint16)
+    return numpy_bfloat16()
+
+
+def wrap(data: Array, dtype: DataType, shape: tuple[int, ...], like: TensorLike) -> TensorLike:
+    """Bytes on the host as what `like` is: a torch tensor on its device, else a numpy array."""
+    torch = torch_of(like)
+    if torch is None:
+        return data.view(numpy_dtype(dtype, like)).reshape(shape)
+    tensor = torch.from_numpy(data).view(getattr(torch, dtype.value)).reshape(shape)
+    return tensor.to(like.device)
+
+
+def allocate_on_gpu(dtype: DataType, shape: tuple[int, ...], like: TensorLike) -> TensorView | None:
+    """Memory beside a torch tensor on a GPU; None for other tensors."""
+    torch = torch_of(like)
+    if torch is None or like.device.type != "cuda":
+        return None
+    return view("result", torch.empty(shape, dtype=getattr(torch, dtype.value), device=like.device))
