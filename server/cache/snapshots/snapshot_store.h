@@ -2,6 +2,7 @@
 #define GDPCACHE_SERVER_CACHE_SNAPSHOTS_SNAPSHOT_STORE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -79,17 +80,49 @@ class SnapshotWatch {
   SnapshotWatch& operator=(const SnapshotWatch&) = delete;
   virtual ~SnapshotWatch() = default;
 
-  /// The events since the last call, in order. RESOURCE_EXHAUSTED once more have waited than the store keeps for a
-  /// watcher.
+  /// The next events, in order; to be called again until there are none. RESOURCE_EXHAUSTED once more have waited than
+  /// the store keeps for a watcher.
   virtual absl::StatusOr<std::vector<SnapshotEvent>> Take() = 0;
 };
 
 struct SnapshotLimits {
-  std::int64_t tenant_bytes = 0;         // of one tenant's snapshots, each counted once whatever its tiers; 0: no quota
-  std::int64_t pinned_bytes = 0;         // of one tenant's pinned snapshots
-  std::int64_t max_watches = 0;          // at a time
-  absl::Duration max_pin_ttl;            // the most, and what 0 takes
-  absl::Duration pending_timeout;        // of an unfinished snapshot, from its last part
+  std::int64_t tenant_bytes = 0;   // of one tenant's snapshots, each counted once whatever its tiers; 0: no quota
+  std::int64_t pinned_bytes = 0;   // of one tenant's pinned snapshots
+  std::int64_t max_watches = 0;    // at a time
+  absl::Duration max_pin_ttl;      // the most, and what 0 takes
+  absl::Duration pending_timeout;  // of an unfinished snapshot, from its last part
+
+  // What bounds the store's own memory.
+  std::int64_t max_snapshots = 4'194'304;
+  std::int64_t max_pending = 65'536;       // unfinished ones
+  std::int64_t max_pins = 262'144;         // snapshots that one tenant's pins and leases name
+  std::int64_t max_watch_events = 65'536;  // that wait for one watcher
+};
+
+/// When a snapshot is written to disk: right after it has been published, or when it leaves the tiers above and when
+/// the store is flushed.
+enum class WritePolicy : std::uint8_t { kWriteThrough, kWriteBack };
+
+struct SnapshotOptions {
+  SnapshotLimits limits;
+  WritePolicy write_policy = WritePolicy::kWriteThrough;
+  /// Told, in a line, what has gone wrong in the background; on any thread, without a lock held. May be empty.
+  std::function<void(absl::string_view)> log;
+};
+
+/// Since the store was made.
+struct SnapshotCounters {
+  std::int64_t stored = 0;
+  std::int64_t evicted = 0;  // damaged ones included
+  std::int64_t deleted = 0;
+  std::int64_t abandoned = 0;  // ended unfinished
+  std::int64_t hits = 0;       // of LookupPrefix
+  std::int64_t misses = 0;
+  std::int64_t hit_tokens = 0;  // positions found
+  std::int64_t promotions = 0;  // copies made in a faster tier
+  std::int64_t demotions = 0;   // copies made in a slower tier
+  std::int64_t checksum_failures = 0;
+  std::int64_t tier_errors = 0;  // copies that could not be made or read for another reason than want of room
 };
 
 /// A tier with the share of it, in bytes, at which moving and evicting begins and stops.
@@ -99,15 +132,30 @@ struct StoreTier {
   std::int64_t low_watermark = 0;
 };
 
+class StoreState;
+class TierMovers;
+
 /// All snapshots of the server: who may find which, where their copies are, and which goes when room is needed.
 /// Thread-safe. snapshot.proto documents what the operations do; here stands what concerns the code that calls.
 ///
 /// New snapshots are written into the first (device) tier. Copies move down in the background when a tier passes its
 /// high watermark, until it is below the low one; what falls out of the last tier is evicted. Nothing here waits for
 /// such a move except Fetch's callback and Flush.
+///
+/// Drafts and watches must be gone before the store; copies may outlive it, the backend must outlive them.
 class SnapshotStore {
  public:
-  struct Options;  // snapshot_store_options.h
+  /// `tiers` fastest first, each kind at most once; the disk, if any, last and not alone. None: nothing is kept.
+  /// INVALID_ARGUMENT otherwise; errors of the backend when its threads get no stream.
+  static absl::StatusOr<std::unique_ptr<SnapshotStore>> Create(kernels::Backend& backend, const Clock& clock,
+                                                               std::vector<StoreTier> tiers, SnapshotOptions options);
+  SnapshotStore(const SnapshotStore&) = delete;
+  SnapshotStore& operator=(const SnapshotStore&) = delete;
+  ~SnapshotStore();  // fetches that are not done end with UNAVAILABLE
+
+  /// What the last tier kept from an earlier run can be found from now on. To be called, least recently used first,
+  /// before anything is stored. One that is there already, or for which there is no room, is passed over.
+  void Recover(const SnapshotRecord& record, std::shared_ptr<TierCopy> copy);
 
   /// One layer's part of a snapshot that `session` puts together. Memory comes from the first tier, evicting what can
   /// go at once. FAILED_PRECONDITION when the session's other parts of this key are at another position.
@@ -132,8 +180,8 @@ class SnapshotStore {
     std::int64_t bytes = 0;
   };
   /// A copy of the snapshot with parts() in memory, which stay readable as long as it is held. `done` runs once: before
-  /// the call returns when there is such a copy, else on a thread of the store. NOT_FOUND, DATA_LOSS, RESOURCE_EXHAUSTED.
-  /// Counts as a use.
+  /// the call returns when there is such a copy, else on a thread of the store. NOT_FOUND, DATA_LOSS,
+  /// RESOURCE_EXHAUSTED. Counts as a use.
   void Fetch(const SnapshotSpace& space, absl::string_view key, FetchDone done);
 
   /// Position and size without using it; nullopt when it is not there.
@@ -161,8 +209,9 @@ class SnapshotStore {
   /// At most `limit` snapshots whose keys come after `after` (empty: from the first), in the keys' order.
   std::vector<SnapshotSummary> List(const SnapshotSpace& space, absl::string_view after, std::int64_t limit) const;
 
-  /// `wake` runs, on any thread and without a lock held, when there is something to take after there was nothing.
-  /// RESOURCE_EXHAUSTED beyond max_watches.
+  /// `wake` runs, on any thread and without a lock held, when there is something to take after there was nothing. With
+  /// `existing` there is from the start: no wake for that. It must not call the store, and may still be running when
+  /// the watch has just ended. RESOURCE_EXHAUSTED beyond max_watches.
   absl::StatusOr<std::unique_ptr<SnapshotWatch>> Watch(const SnapshotSpace& space, bool existing,
                                                        absl::AnyInvocable<void()> wake);
 
@@ -173,6 +222,27 @@ class SnapshotStore {
     std::int64_t snapshots = 0;
   };
   std::vector<TierUsage> tiers() const;  // fastest first
+  SnapshotCounters counters() const;
+
+  struct Flushed {
+    std::int64_t written = 0;
+    std::int64_t left = 0;  // snapshots that are not on disk; 0 without a disk
+  };
+  /// Writes to disk what is not there yet, most recently used first, for at most `limit` of real time (and what one
+  /// snapshot takes).
+  Flushed Flush(absl::Duration limit);
+
+  /// Ends pins, leases and unfinished snapshots whose time is over. A thread of the store does so every second.
+  void Expire();
+
+  /// Waits until nothing is left to be done in the background.
+  void WaitUntilIdle();
+
+ private:
+  explicit SnapshotStore(std::unique_ptr<StoreState> state);
+
+  std::unique_ptr<StoreState> state_;
+  std::unique_ptr<TierMovers> movers_;
 };
 
 }  // namespace gdpcache::cache

@@ -27,8 +27,8 @@ class TierCopy {
   TierCopy& operator=(const TierCopy&) = delete;
   virtual ~TierCopy() = default;
 
-  /// The parts by layer where the backend copies from and to, valid as long as this object; empty for a copy that has to
-  /// be loaded.
+  /// The parts by layer where the backend copies from and to, valid as long as this object; empty for a copy that has
+  /// to be loaded.
   virtual absl::Span<const SnapshotPart> parts() const = 0;
 
   /// Reads everything into `destination` (one part per layer, memory that the backend's CopyBytes reaches) and waits.
@@ -38,6 +38,8 @@ class TierCopy {
   /// Forgets the snapshot for good; readers that have begun are not disturbed.
   virtual void Remove() noexcept = 0;
 };
+
+class MemoryTier;
 
 /// A place that keeps snapshots. Thread-safe. The functions block; the store calls them from its own threads, except
 /// for memory that is given at once.
@@ -57,6 +59,9 @@ class Tier {
   virtual absl::StatusOr<std::shared_ptr<TierCopy>> Store(const SnapshotRecord& record,
                                                           absl::Span<const SnapshotPart> source,
                                                           kernels::Stream& stream) = 0;
+
+  /// Itself, where its copies have parts().
+  virtual MemoryTier* memory() { return nullptr; }
 };
 
 /// A snapshot that a tier kept over the end of the process that stored it.
