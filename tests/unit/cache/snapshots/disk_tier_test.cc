@@ -434,7 +434,8 @@ TEST_F(DiskTierTest, OfTwoFilesOfOneKeyTheNewerStays) {
   Reopen();
   EXPECT_EQ(Files().size(), 2);
   ASSERT_EQ(recovered_.size(), 2);
-  EXPECT_TRUE(Load(*recovered_[0].copy, newer).ok());
+  const std::size_t ours = recovered_[0].record.space.tenant == "another" ? 1 : 0;
+  EXPECT_TRUE(Load(*recovered_[ours].copy, newer).ok());
 }
 
 TEST_F(DiskTierTest, WhatAKilledServerLeftIsRemoved) {
@@ -552,6 +553,9 @@ TEST_P(DiskTierFaultTest, WhicheverStepOfStoringFailsNothingStaysBehind) {
   std::vector<std::string> failed;
   for (std::int64_t step = 0;; ++step) {
     ASSERT_LT(step, 100);
+    for (const fs::directory_entry& entry : fs::directory_iterator(root_)) {  // so that the steps are always the same
+      if (entry.path().filename() != "temporary" && entry.is_directory()) fs::remove(entry.path());
+    }
     file_system_.FailAnyAfter(step, GetParam());
     const absl::StatusOr<std::shared_ptr<TierCopy>> copy = Store(tier, snapshot);
     if (file_system_.Failed().empty()) {
@@ -572,9 +576,8 @@ TEST_P(DiskTierFaultTest, WhicheverStepOfStoringFailsNothingStaysBehind) {
     EXPECT_TRUE(Load(*next, snapshot).ok()) << "after " << failed.back();
     next->Remove();
   }
-  for (const char* operation : {"FreeBytes", "Open", "Write", "Sync", "Rename"}) {
-    EXPECT_THAT(failed, ::testing::Contains(operation));
-  }
+  EXPECT_THAT(failed, ElementsAre("FreeBytes", "Open", "Write", "Write", "Open", "MakeDirectory", "Sync", "Open",
+                                  "Sync", "Rename", "Sync"));
 }
 
 INSTANTIATE_TEST_SUITE_P(, DiskTierFaultTest, ::testing::Values(EIO, ENOSPC, EACCES, EMFILE), [](const auto& param) {
