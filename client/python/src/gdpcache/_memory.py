@@ -8,15 +8,15 @@ import mmap
 import os
 import socket
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from gdpcache import _cuda
+from gdpcache import _cuda, _wire
 from gdpcache._operations import Blocking, Operation, unary
 from gdpcache.errors import (
     GdpCacheError,
@@ -25,9 +25,9 @@ from gdpcache.errors import (
     UnimplementedError,
 )
 from gdpcache.types import Array, ServerInfo
-from gdpcache.v1 import memory_pb2, tensor_pb2
+from gdpcache.v1 import memory_pb2
 
-_ALIGNMENT = 64  # bytes; of a cache line, and more than any element needs
+ALIGNMENT = 64  # bytes; of a cache line, and more than any element needs
 _SMALLEST_REGION = 16 << 20
 _UNREGISTER_TIMEOUT = 10.0  # seconds for a server to let go of memory that a call without an answer used
 _HANDOVER_TIMEOUT = 5.0  # seconds for a server on this host to take a descriptor
@@ -37,8 +37,19 @@ class SharingUnavailableError(Exception):
     """Memory cannot be shared with this server, or no more of it. Nothing was sent yet: another transport may serve."""
 
 
-def reference(name: str, offset: int) -> tensor_pb2.SharedMemoryRef:
-    return tensor_pb2.SharedMemoryRef(region=name, offset=offset)
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class Place(NamedTuple):
+    """Where bytes are."""
+
+    region: str
+    offset: int
+
+    def encoded(self) -> bytes:
+        """A SharedMemoryRef."""
+        return _wire.message(1, self.region.encode()) + _wire.key(2, _wire.VARINT) + _wire.varint(self.offset)
 
 
 def unregister(session: str, name: str) -> Operation[None]:
@@ -80,13 +91,18 @@ class _Region:
                     self._free[left : left + 2] = [(start, room + more)]
 
 
-@dataclass(eq=False)
 class Block:
     """A part of a region. It is given back when the last array made of it is gone."""
 
-    region: _Region
-    offset: int
-    size: int
+    def __init__(self, region: _Region, offset: int, size: int, returned: deque[tuple[_Region, int, int]]) -> None:
+        self.region = region
+        self.offset = offset
+        self.size = size
+        self._returned = returned
+
+    def __del__(self) -> None:
+        # The collector may come here anywhere, also while the arena's lock is held: so it is only noted.
+        self._returned.append((self.region, self.offset, self.size))
 
     @property
     def __array_interface__(self) -> dict[str, object]:
@@ -94,8 +110,8 @@ class Block:
         return {"data": (address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
 
     @property
-    def reference(self) -> tensor_pb2.SharedMemoryRef:
-        return reference(self.region.name, self.offset)
+    def place(self) -> Place:
+        return Place(self.region.name, self.offset)
 
     def array(self) -> Array:
         """Flat uint8; keeps the block."""
@@ -115,20 +131,20 @@ class Arena:
         self._returned: deque[tuple[_Region, int, int]] = deque()
         self._names = 0
 
-    def find(self, pointer: int, size: int) -> tensor_pb2.SharedMemoryRef | None:
+    def find(self, pointer: int, size: int) -> Place | None:
         """The place of memory that already lies in the arena."""
         with self._lock:
             for region in self._regions:
                 offset = pointer - region.address
                 if offset >= 0 and offset + size <= region.size:
-                    return reference(region.name, offset)
+                    return Place(region.name, offset)
         return None
 
     def allocate(self, size: int) -> Operation[Block]:
         """A block of at least one byte. SharingUnavailableError when there can be none."""
         if not self.available:
             raise SharingUnavailableError("the server shares no memory with this client")
-        size = -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
+        size = aligned(max(size, 1))
         block = self._take(size)
         if block is None:
             yield from self._grow(size)
@@ -145,10 +161,7 @@ class Arena:
             for region in self._regions:
                 place = region.take(size)
                 if place is not None:
-                    block = Block(region, place, size)
-                    # The collector may run this anywhere, also while the lock is held.
-                    weakref.finalize(block, self._returned.append, (region, place, size)).atexit = False
-                    return block
+                    return Block(region, place, size, self._returned)
         return None
 
     def _grow(self, size: int) -> Operation[None]:
@@ -236,7 +249,7 @@ class CudaRegions:
             self._names += 1
             return self._names
 
-    def reference(self, pointer: int, size: int) -> Operation[tensor_pb2.SharedMemoryRef]:
+    def place(self, pointer: int) -> Operation[Place]:
         """The place of device memory, whose whole allocation is registered on first sight."""
         if not self.available:
             raise SharingUnavailableError("the server shares no GPU memory with this client")
@@ -255,7 +268,7 @@ class CudaRegions:
                 self._allocations[base] = known
         except (_cuda.CudaError, PermissionDeniedError, UnimplementedError, ResourceExhaustedError) as error:
             raise SharingUnavailableError(str(error)) from error
-        return reference(known.name, pointer - base)
+        return Place(known.name, pointer - base)
 
     def _drop_freed(self) -> Operation[None]:
         """Lets the server close what the caller has freed, for as long as it is open there the GPU cannot reuse it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from gdpcache import _convert, _cuda, _frames, _tensors, _wire
-from gdpcache._memory import Block, EventPair, SharingUnavailableError
+from gdpcache._memory import Block, EventPair, Place, SharingUnavailableError, aligned
 from gdpcache._operations import SERVICE, Operation, Stream, Unary, parse
 from gdpcache._session import SessionState
 from gdpcache._tensors import TensorView, indices
@@ -31,6 +32,20 @@ _MAX_UNARY_WITH_SHARED_MEMORY = 32 << 10
 _MAX_PROTOBUF = (1 << 31) - (1 << 20)  # no server can decode more
 _FRAME_OVERHEAD = 64  # bytes of a frame around its payload, at most
 
+_INLINE = tensor_pb2.Tensor.INLINE_FIELD_NUMBER
+_SHARED_MEMORY = tensor_pb2.Tensor.SHARED_MEMORY_FIELD_NUMBER
+
+
+_FIELDS = {field.name: field.number for field in prefill_pb2.PrefillRequest.DESCRIPTOR.fields}
+_OUTPUT_FIELDS = {field.name: field.number for field in prefill_pb2.OutputDestinations.DESCRIPTOR.fields}
+
+
+@functools.lru_cache(maxsize=1024)
+def _header(dtype: DataType, shape: tuple[int, ...]) -> bytes:
+    """A Tensor without data."""
+    header: bytes = _convert.tensor_header(dtype, shape).SerializeToString()
+    return header
+
 
 @dataclass
 class _Input:
@@ -38,6 +53,24 @@ class _Input:
     id: int
     view: TensorView
     row_rank: int  # dimensions of a row
+
+    @property
+    def is_token_lane(self) -> bool:
+        return self.name in ("k", "w", "u", "g")
+
+    def encoded(self, data: bytes = b"") -> bytes:
+        """The request's field; `data` is what the message has beside the header."""
+        return _wire.message(_FIELDS[self.name], _header(self.view.dtype, self.view.shape), data)
+
+    def encoded_inline(self) -> tuple[bytes, memoryview]:
+        """The same with the tensor's bytes, in two parts."""
+        data = self.view.bytes_on_host()
+        head = _header(self.view.dtype, self.view.shape) + _wire.length_key(_INLINE, data.nbytes)
+        return _wire.length_key(_FIELDS[self.name], len(head) + data.nbytes) + head, data.data
+
+    def encoded_shared(self, place: Place) -> bytes:
+        """The same with the place of the tensor's bytes."""
+        return self.encoded(_wire.message(_SHARED_MEMORY, place.encoded()))
 
 
 @dataclass
@@ -65,10 +98,7 @@ class _Result:
         """What the caller gets, from the bytes."""
         if self.out is None:
             return _tensors.wrap(data, self.dtype, self.shape, self.like)
-        if self.out.data is None:
-            _cuda.copy_to_device(self.out.pointer, data, self.out.stream)
-        elif self.out.data is not data:
-            self.out.data[:] = data
+        self.out.store(data)
         return self.out.source
 
     def check(self, header: tensor_pb2.Tensor) -> None:
@@ -80,7 +110,8 @@ class _Result:
 class _Prepared:
     """A call taken apart."""
 
-    request: prefill_pb2.PrefillRequest  # tensors without data
+    request: prefill_pb2.PrefillRequest  # without tensors
+    encoded: bytes  # the same, serialized
     inputs: list[_Input]
     results: list[
         _Result
@@ -155,18 +186,10 @@ def _prepare(session: SessionState, call: PrefillCall) -> _Prepared:
         auxiliary = _tensors.view("auxiliary_state", call.auxiliary_state)
         inputs.append(_Input("auxiliary_state", tensor_pb2.TENSOR_ID_AUXILIARY, auxiliary, 1))
     request = _request(session, call)
-    for tensor in inputs:
-        getattr(request, tensor.name).CopyFrom(_convert.tensor_header(tensor.view.dtype, tensor.view.shape))
-    rows = max(
-        (math.prod(tensor.view.shape[: -tensor.row_rank]) for tensor in inputs if _is_token_lane(tensor)), default=0
-    )
-    prepared = _Prepared(request, inputs, [], rows)
-    _lay_out(session, call, u, prepared)
+    rows = max(math.prod(tensor.view.shape[: -tensor.row_rank]) for tensor in inputs if tensor.is_token_lane)
+    prepared = _Prepared(request, request.SerializeToString(), inputs, [], rows)
+    _lay_out(session, call, k, u, prepared)
     return prepared
-
-
-def _is_token_lane(tensor: _Input) -> bool:
-    return tensor.name in ("k", "w", "u", "g")
 
 
 def _request(session: SessionState, call: PrefillCall) -> prefill_pb2.PrefillRequest:
@@ -224,7 +247,7 @@ def _states(call: PrefillCall) -> prefill_pb2.StateSelection:
     )
 
 
-def _lay_out(session: SessionState, call: PrefillCall, u: TensorView, prepared: _Prepared) -> None:
+def _lay_out(session: SessionState, call: PrefillCall, k: TensorView, u: TensorView, prepared: _Prepared) -> None:
     """Fills in the results and where sequences begin. The server alone judges requests, so that there is one set of
     rules and of messages: a malformed one gets no results here."""
     request, geometry = prepared.request, session.geometry
@@ -257,7 +280,6 @@ def _lay_out(session: SessionState, call: PrefillCall, u: TensorView, prepared: 
     if request.states.mode == prefill_pb2.StateSelection.MODE_SELECTED:
         boundaries = len(request.states.selected)
     states = (geometry.heads, geometry.key_dim, geometry.value_dim)
-    k = prepared.inputs[0 if prepared.inputs[0].name == "k" else 1].view
     h_dtype = k.dtype if call.states_dtype is None else _tensors.data_type(call.states_dtype)
     shapes = {
         "h": (tensor_pb2.TENSOR_ID_H, h_dtype, (boundaries, *states)),
@@ -285,23 +307,9 @@ def _output(name: str, value: TensorLike | None, dtype: DataType, shape: tuple[i
 def _run_unary(session: SessionState, prepared: _Prepared) -> Operation[PrefillResult]:
     if prepared.input_bytes > _MAX_PROTOBUF:
         raise ValueError(f"the tensors have {prepared.input_bytes} bytes; a unary call takes at most {_MAX_PROTOBUF}")
-    response = parse(prefill_pb2.PrefillResponse, (yield Unary(SERVICE + "Prefill", _encode_inline(prepared))))
+    message = b"".join([prepared.encoded, *(part for tensor in prepared.inputs for part in tensor.encoded_inline())])
+    response = parse(prefill_pb2.PrefillResponse, (yield Unary(SERVICE + "Prefill", message)))
     return _finish(session, prepared, response, Transport.UNARY, lambda result: _inline_bytes(response, result))
-
-
-def _encode_inline(prepared: _Prepared) -> bytes:
-    """The request with its tensors' bytes, which are copied only here."""
-    request = prefill_pb2.PrefillRequest()
-    request.CopyFrom(prepared.request)
-    parts: list[bytes | memoryview] = []
-    for tensor in prepared.inputs:
-        header = getattr(request, tensor.name).SerializeToString()
-        data = tensor.view.bytes_on_host()
-        head = header + _wire.length_key(tensor_pb2.Tensor.INLINE_FIELD_NUMBER, data.nbytes)
-        number = prefill_pb2.PrefillRequest.DESCRIPTOR.fields_by_name[tensor.name].number
-        parts += (_wire.length_key(number, len(head) + data.nbytes), head, data.data)
-        request.ClearField(tensor.name)
-    return b"".join([request.SerializeToString(), *parts])
 
 
 def _inline_bytes(response: prefill_pb2.PrefillResponse, result: _Result) -> Array:
@@ -379,12 +387,13 @@ def _run_stream(session: SessionState, prepared: _Prepared) -> Operation[Prefill
 
 
 def _frames_of(session: SessionState, prepared: _Prepared) -> Iterator[bytes]:
-    yield prefill_pb2.PrefillFrame(request=prepared.request).SerializeToString()
+    headers = (tensor.encoded() for tensor in prepared.inputs)
+    yield _wire.message(prefill_pb2.PrefillFrame.REQUEST_FIELD_NUMBER, prepared.encoded, *headers)
     lanes = []
     for tensor in prepared.inputs:
         row = tensor.view.shape[len(tensor.view.shape) - tensor.row_rank :]
         sequences = prepared.begins if tensor.name == "initial_state" else None
-        has_rows = _is_token_lane(tensor) or sequences is not None
+        has_rows = tensor.is_token_lane or sequences is not None
         row_bytes = math.prod(row) * tensor.view.dtype.size if has_rows else 0
         lanes.append(_frames.Lane(tensor.id, tensor.view.bytes_on_host(), row_bytes, sequences))
     limit = max(1, min(_frames.MAX_PAYLOAD, session.server.limits.max_message_bytes - _FRAME_OVERHEAD))
@@ -395,23 +404,23 @@ def _frames_of(session: SessionState, prepared: _Prepared) -> Iterator[bytes]:
 
 
 def _run_shared(session: SessionState, prepared: _Prepared) -> Operation[PrefillResult]:
-    request = prefill_pb2.PrefillRequest()
-    request.CopyFrom(prepared.request)
     blocks: list[Block] = []
-
+    places = yield from _place_on_host(session, prepared.inputs, blocks)
+    parts = [prepared.encoded]
     for tensor in prepared.inputs:
-        if tensor.view.size > 0:  # else there is nothing to share
-            place = yield from _place_on_host(session, tensor.view, blocks)
-            getattr(request, tensor.name).shared_memory.CopyFrom(place)
+        place = places.get(tensor.name)
+        parts.append(tensor.encoded() if place is None else tensor.encoded_shared(place))
+    outputs: list[bytes] = []
     memories: dict[str, Array] = {}
     for result in prepared.results:
         if result.size == 0:
             memories[result.name] = np.empty(0, np.uint8)
             continue
         place = yield from _place_result(session, result, memories, blocks)
-        getattr(request.outputs, result.name).CopyFrom(place)
+        outputs.append(_wire.message(_OUTPUT_FIELDS[result.name], place.encoded()))
+    parts.append(_wire.message(_FIELDS["outputs"], *outputs))
     try:
-        answer = yield Unary(SERVICE + "Prefill", request.SerializeToString())
+        answer = yield Unary(SERVICE + "Prefill", b"".join(parts))
     except BaseException as error:
         if _may_be_at_work(error):
             yield from session.arena.retire(blocks)
@@ -420,22 +429,35 @@ def _run_shared(session: SessionState, prepared: _Prepared) -> Operation[Prefill
     return _finish(session, prepared, response, Transport.SHARED_MEMORY, lambda result: memories[result.name])
 
 
-def _place_on_host(
-    session: SessionState, view: TensorView, blocks: list[Block]
-) -> Operation[tensor_pb2.SharedMemoryRef]:
-    """Where the server finds an input: where it is if that is in the arena, else a copy."""
-    place = session.arena.find(view.pointer, view.size) if view.on_host else None
-    if place is not None:
-        return place
-    block = yield from session.arena.allocate(view.size)
-    blocks.append(block)
-    block.array()[: view.size] = view.bytes_on_host()
-    return block.reference
+def _place_on_host(session: SessionState, inputs: list[_Input], blocks: list[Block]) -> Operation[dict[str, Place]]:
+    """Where the server finds inputs: where they are if that is in the arena, else copies, all in one block. Empty ones
+    are nowhere."""
+    places: dict[str, Place] = {}
+    copied: list[tuple[_Input, int]] = []
+    total = 0
+    for tensor in inputs:
+        view = tensor.view
+        if view.size == 0:
+            continue
+        place = session.arena.find(view.pointer, view.size) if view.on_host else None
+        if place is not None:
+            places[tensor.name] = place
+        else:
+            copied.append((tensor, total))
+            total += aligned(view.size)
+    if copied:
+        block = yield from session.arena.allocate(total)
+        blocks.append(block)
+        memory = block.array()
+        for tensor, offset in copied:
+            memory[offset : offset + tensor.view.size] = tensor.view.bytes_on_host()
+            places[tensor.name] = Place(block.region.name, block.offset + offset)
+    return places
 
 
 def _place_result(
     session: SessionState, result: _Result, memories: dict[str, Array], blocks: list[Block]
-) -> Operation[tensor_pb2.SharedMemoryRef]:
+) -> Operation[Place]:
     """Where the server puts a result: into the caller's memory if that is in the arena, else into a block that the
     result will keep."""
     out = result.out
@@ -447,7 +469,7 @@ def _place_result(
     block = yield from session.arena.allocate(result.size)
     blocks.append(block)
     memories[result.name] = block.array()[: result.size]
-    return block.reference
+    return block.place
 
 
 def _may_be_at_work(error: BaseException) -> bool:
@@ -464,20 +486,19 @@ def _run_cuda(session: SessionState, prepared: _Prepared) -> Operation[PrefillRe
     first = next((tensor.view for tensor in prepared.inputs if not tensor.view.on_host), None)
     if first is None:
         raise SharingUnavailableError("no tensor is on a GPU")
-    request = prefill_pb2.PrefillRequest()
-    request.CopyFrom(prepared.request)
     names: list[str] = []
     blocks: list[Block] = []
+    places = yield from _place_on_host(session, [each for each in prepared.inputs if each.view.on_host], blocks)
     for tensor in prepared.inputs:
-        if tensor.view.size == 0:
-            continue
-        if tensor.view.on_host:
-            place = yield from _place_on_host(session, tensor.view, blocks)
-        else:
-            place = yield from session.cuda.reference(tensor.view.pointer, tensor.view.size)
-            names.append(place.region)
-        getattr(request, tensor.name).shared_memory.CopyFrom(place)
-    outputs: dict[str, TensorView] = {}
+        if tensor.view.size > 0 and not tensor.view.on_host:
+            places[tensor.name] = yield from session.cuda.place(tensor.view.pointer)
+            names.append(places[tensor.name].region)
+    parts = [prepared.encoded]
+    for tensor in prepared.inputs:
+        found = places.get(tensor.name)
+        parts.append(tensor.encoded() if found is None else tensor.encoded_shared(found))
+    outputs: list[bytes] = []
+    on_gpu: dict[str, TensorView] = {}
     memories: dict[str, Array] = {}  # of results that come to the host
     for result in prepared.results:
         if result.size == 0:
@@ -485,19 +506,22 @@ def _run_cuda(session: SessionState, prepared: _Prepared) -> Operation[PrefillRe
             continue
         out = result.out or _tensors.allocate_on_gpu(result.dtype, result.shape, result.like)
         if out is not None and not out.on_host:
-            outputs[result.name] = out
-            place = yield from session.cuda.reference(out.pointer, out.size)
+            on_gpu[result.name] = out
+            place = yield from session.cuda.place(out.pointer)
             names.append(place.region)
         else:
             place = yield from _place_result(session, result, memories, blocks)
-        getattr(request.outputs, result.name).CopyFrom(place)
-    pair: EventPair | None = yield from session.cuda.take_events(first.pointer)
-    assert pair is not None
-    request.ready_event, request.done_event = pair.ready_name, pair.done_name
+        outputs.append(_wire.message(_OUTPUT_FIELDS[result.name], place.encoded()))
+    pair: EventPair = yield from session.cuda.take_events(first.pointer)
+    parts += (
+        _wire.message(_FIELDS["outputs"], *outputs),
+        _wire.message(_FIELDS["ready_event"], pair.ready_name.encode()),
+        _wire.message(_FIELDS["done_event"], pair.done_name.encode()),
+    )
     try:
         with _cuda.context_of(first.pointer):
             pair.ready.record(first.stream)
-        answer = yield Unary(SERVICE + "Prefill", request.SerializeToString())
+        answer = yield Unary(SERVICE + "Prefill", b"".join(parts))
     except BaseException as error:
         if _may_be_at_work(error):
             yield from session.cuda.retire(names, pair)
@@ -511,7 +535,7 @@ def _run_cuda(session: SessionState, prepared: _Prepared) -> Operation[PrefillRe
             pair.done.wait()
     session.cuda.give_events(pair)
     response = parse(prefill_pb2.PrefillResponse, answer)
-    tensors = {name: view.source for name, view in outputs.items()}
+    tensors = {name: view.source for name, view in on_gpu.items()}
     for result in prepared.results:
         result.check(getattr(response, result.name))
         if result.name in memories:

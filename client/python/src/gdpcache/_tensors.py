@@ -3,9 +3,10 @@ tensor brings torch with it."""
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from gdpcache.types import Array, DataType, TensorLike
 _INTEGER_NAMES = ("int32", "int64")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class TensorView:
     """A contiguous tensor: where its bytes are and what keeps them."""
 
@@ -28,11 +29,10 @@ class TensorView:
     source: TensorLike  # as the caller gave it
     data: Array | None  # flat uint8, in memory of the host; None on a GPU
     stream: int = 0  # the CUDA stream that orders its contents
+    size: int = field(init=False)  # in bytes
 
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return math.prod(self.shape) * self.dtype.size
+    def __post_init__(self) -> None:
+        self.size = math.prod(self.shape) * self.dtype.size
 
     @property
     def on_host(self) -> bool:
@@ -40,7 +40,27 @@ class TensorView:
 
     def bytes_on_host(self) -> Array:
         """Flat uint8: the memory itself, or a copy of what is on the GPU."""
-        return self.data if self.data is not None else _cuda.copy_to_host(self.pointer, self.size, self.stream)
+        if self.data is not None:
+            return self.data
+        torch = torch_of(self.owner)
+        if torch is not None:
+            tensor: Any = self.owner
+            copy: Array = tensor.reshape(-1).view(torch.uint8).cpu().numpy()
+            return copy
+        return _cuda.copy_to_host(self.pointer, self.size, self.stream)
+
+    def store(self, data: Array) -> None:
+        """Takes over bytes from the host, unless they are its own memory."""
+        if self.data is not None:
+            if self.data is not data:
+                self.data[:] = data
+            return
+        torch = torch_of(self.owner)
+        if torch is not None:
+            tensor: Any = self.owner
+            tensor.reshape(-1).view(torch.uint8).copy_(torch.from_numpy(data))
+        else:
+            _cuda.copy_to_device(self.pointer, data, self.stream)
 
 
 def torch_of(value: object) -> Any | None:
@@ -77,13 +97,22 @@ def _data_type(name: str, dtype: str, wanted: str) -> DataType:
 _FLOATS = "float32, float16, bfloat16 (or its bits as uint16), or uint8 for auxiliary bytes"
 
 
+@functools.cache
+def _of_numpy(dtype: np.dtype[Any]) -> DataType | None:
+    if dtype == np.uint16:
+        return DataType.BFLOAT16
+    return next((own for own in DataType if dtype.isnative and dtype.name == own.value), None)
+
+
 def _view_numpy(name: str, array: Array, source: TensorLike, writable: bool) -> TensorView:
-    dtype = _data_type(name, array.dtype.name if array.dtype.isnative else str(array.dtype), _FLOATS)
+    dtype = _of_numpy(array.dtype)
+    if dtype is None:
+        raise TypeError(f"{name} has dtype {array.dtype}; expected {_FLOATS}")
     contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
     if writable and (contiguous is not array or not array.flags.writeable):
         raise ValueError(f"{name} is not contiguous or not writable")
     data = contiguous.reshape(-1).view(np.uint8)
-    return TensorView(dtype, array.shape, data.ctypes.data, contiguous, source, data)
+    return TensorView(dtype, array.shape, data.__array_interface__["data"][0], contiguous, source, data)
 
 
 def _view_torch(name: str, tensor: Any, torch: Any, writable: bool) -> TensorView:
@@ -155,6 +184,8 @@ def indices(name: str, value: TensorLike | None) -> list[int]:
     """Integers of any kind of list, array or tensor, flat. From a GPU they have to be fetched, which waits for it."""
     if value is None:
         return []
+    if type(value) is list and all(type(element) is int for element in value):
+        return value
     if torch_of(value) is not None:
         if value.is_floating_point() or value.is_complex():
             raise TypeError(f"{name} has dtype {value.dtype}; expected integers")

@@ -3,6 +3,7 @@ once on the way in instead of through every layer of the protobuf runtime."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 VARINT = 0
@@ -11,6 +12,7 @@ LENGTH = 2
 FIXED32 = 5
 
 
+@functools.lru_cache(maxsize=4096)
 def varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
@@ -20,6 +22,7 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+@functools.cache
 def key(field: int, wire_type: int) -> bytes:
     return varint(field << 3 | wire_type)
 
@@ -27,6 +30,12 @@ def key(field: int, wire_type: int) -> bytes:
 def length_key(field: int, size: int) -> bytes:
     """What stands before the `size` bytes of a string, bytes or message field."""
     return key(field, LENGTH) + varint(size)
+
+
+def message(field: int, *parts: bytes) -> bytes:
+    """A string, bytes or message field with this content."""
+    content = b"".join(parts)
+    return length_key(field, len(content)) + content
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:

@@ -24,10 +24,10 @@ class DataType(enum.Enum):
     FLOAT16 = "float16"
     UINT8 = "uint8"  # auxiliary bytes only
 
-    @property
-    def size(self) -> int:
-        """Bytes of an element."""
-        return {"float32": 4, "uint8": 1}.get(self.value, 2)
+    size: int  # bytes of an element
+
+    def __init__(self, name: str) -> None:
+        self.size = {"float32": 4, "uint8": 1}.get(name, 2)
 
 
 class Transport(str, enum.Enum):

@@ -1,0 +1,175 @@
+"""Tensors on a GPU: skipped where there is none, or where the server was built without CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import start_server, stop_server
+from problems import HEADS, KEY_DIM, VALUE_DIM, random_call
+
+import gdpcache
+from gdpcache import InitialState, Outputs, PrefillCall, States, Transport
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def gpu_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gdpcache.Client]:
+    folder = tmp_path_factory.mktemp("gpu")
+    try:
+        server = start_server(folder, "--backend=cuda")
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    with gdpcache.Client(server.unix) as client:
+        geometry = gdpcache.CacheGeometry(layers=1, slots=8, heads=HEADS, key_dim=KEY_DIM, value_dim=VALUE_DIM)
+        client.create_cache("gpu", geometry)
+        yield client
+    stop_server(server)
+
+
+@pytest.fixture
+def session(gpu_client: gdpcache.Client) -> Iterator[gdpcache.Session]:
+    with gpu_client.open_session("gpu") as opened:
+        yield opened
+
+
+def on_gpu(call: PrefillCall, to: Any) -> PrefillCall:
+    for name in ("k", "w", "u", "g"):
+        setattr(call, name, to(getattr(call, name)))
+    return call
+
+
+def cuda(array: Any) -> Any:
+    return torch.from_numpy(array).cuda()
+
+
+def full_call(tokens: int = 3000, **fields: Any) -> PrefillCall:
+    return random_call(1, tokens, states=States.ALL, output_final_state=True, initial_state=InitialState.ZERO, **fields)
+
+
+def equal(tensor: Any, array: Any) -> bool:
+    return bool((tensor.cpu().numpy() == array).all())
+
+
+def test_torch_tensors_stay_where_they_are(session: gdpcache.Session) -> None:
+    expected = session.prefill(full_call(transport="stream"))
+    result = session.prefill(on_gpu(full_call(), cuda))
+    assert result.transport is Transport.CUDA_IPC
+    for name in ("h", "v_new", "final_state"):
+        tensor = getattr(result, name)
+        assert tensor.is_cuda
+        assert equal(tensor, getattr(expected, name)), name
+
+
+def test_the_streams_order_both_sides(session: gdpcache.Session) -> None:
+    expected = session.prefill(full_call(transport="stream"))
+    call = on_gpu(full_call(), cuda)
+    source = call.u.clone()
+    busy = torch.ones(4096, 4096, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(10):
+            call.u.zero_()
+            for _ in range(20):
+                busy = busy @ busy * 1e-4
+            call.u.copy_(source)  # behind all that
+            doubled = session.prefill(call).v_new * 2  # no synchronisation in between
+            call.u.zero_()
+            assert equal(doubled, expected.v_new * 2)
+
+
+def test_memory_that_was_freed_is_given_up(session: gdpcache.Session) -> None:
+    session.prefill(on_gpu(full_call(1 << 16), cuda))
+    for _ in range(20):
+        torch.cuda.empty_cache()
+        session.prefill(on_gpu(full_call(1 << 16), cuda))
+    regions = [region for region in session.list_shared_memory() if region.kind == "cuda"]
+    assert len(regions) <= 20
+    assert all(region.uses == 0 for region in regions)
+
+
+def test_inputs_and_results_on_both_sides(session: gdpcache.Session) -> None:
+    expected = session.prefill(full_call(transport="stream"))
+    call = on_gpu(full_call(), cuda)
+    call.g = np.asarray(full_call().g)
+    h = np.empty(expected.h.shape, np.float32)
+    v_new = torch.empty(expected.v_new.shape, device="cuda")
+    call.out = Outputs(h=h, v_new=v_new)
+    result = session.prefill(call)
+    assert result.transport is Transport.CUDA_IPC
+    assert result.h is h
+    assert result.v_new is v_new
+    assert (h == expected.h).all()
+    assert equal(v_new, expected.v_new)
+    call.transport = Transport.SHARED_MEMORY
+    h[:] = 0
+    v_new.zero_()
+    result = session.prefill(call)
+    assert result.final_state.is_cuda
+    assert (h == expected.h).all()
+    assert equal(v_new, expected.v_new)
+    assert equal(result.final_state, expected.final_state)
+
+
+def test_cupy_arrays(session: gdpcache.Session) -> None:
+    cupy = pytest.importorskip("cupy")
+    expected = session.prefill(full_call(transport="stream"))
+    call = on_gpu(full_call(), cupy.asarray)
+    v_new = cupy.empty(expected.v_new.shape, cupy.float32)
+    call.out = Outputs(v_new=v_new)
+    call.cu_seqlens = cupy.asarray([0, 3000], cupy.int32)
+    for transport in (Transport.AUTO, Transport.SHARED_MEMORY, Transport.STREAM):
+        v_new[:] = 0
+        call.transport = transport
+        result = session.prefill(call)
+        if transport is Transport.AUTO:
+            assert result.transport is Transport.CUDA_IPC
+        assert (v_new.get() == expected.v_new).all()
+        assert isinstance(result.h, np.ndarray)  # not asked to be elsewhere
+        assert (result.h == expected.h).all()
+
+
+def test_a_server_without_the_gpu_gets_copies(client: gdpcache.Client, cache: str) -> None:
+    with client.open_session(cache) as session:
+        expected = session.prefill(full_call())
+        result = session.prefill(on_gpu(full_call(), cuda))
+        assert result.transport is expected.transport
+        assert result.h.is_cuda
+        assert equal(result.h, expected.h)
+        assert equal(result.v_new, expected.v_new)
+
+
+def test_the_drop_in_function(session: gdpcache.Session) -> None:
+    call = on_gpu(full_call(96), cuda)
+    expected = session.prefill(full_call(96, transport="unary"))
+    (slot,) = session.acquire_slots()
+    h, v_new, final_state = gdpcache.chunk_gated_delta_product_fwd_h(
+        call.k[None],
+        call.w[None],
+        call.u[None],
+        cuda(np.asarray(full_call(96).g))[None],
+        chunk_size=16,
+        state=session.layer(0),
+        state_indices=torch.tensor([slot], device="cuda"),
+        cu_seqlens=torch.tensor([0, 96], device="cuda", dtype=torch.int32),
+        output_final_state=True,
+    )
+    assert equal(h[0], expected.h)
+    assert equal(v_new[0], expected.v_new)
+    assert equal(final_state, expected.final_state)
+    assert session.transports_used[Transport.CUDA_IPC] == 1
+
+
+def test_a_refused_call_leaves_everything_usable(session: gdpcache.Session) -> None:
+    call = on_gpu(full_call(layer=1), cuda)
+    with pytest.raises(gdpcache.InvalidArgumentError, match="layer"):
+        session.prefill(call)
+    with pytest.raises(gdpcache.DeadlineExceededError):
+        session.prefill(on_gpu(full_call(), cuda), timeout=1e-5)
+    call.layer = 0
+    assert session.prefill(call).transport is Transport.CUDA_IPC
