@@ -31,6 +31,11 @@ class SnapshotIndex::Change {
   SnapshotEntry& entry_;
 };
 
+SnapshotIndex::~SnapshotIndex() {
+  // Entries and their spaces hold each other.
+  for (const auto& [identity, space] : spaces_) space->entries.clear();
+}
+
 UseOrder SnapshotIndex::OrderOf(const SnapshotEntry& entry) {
   return {entry.moment, -entry.position, const_cast<SnapshotEntry*>(&entry)};
 }

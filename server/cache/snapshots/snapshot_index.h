@@ -132,6 +132,7 @@ class SnapshotIndex {
   explicit SnapshotIndex(std::size_t levels) : levels_(levels) {}
   SnapshotIndex(const SnapshotIndex&) = delete;
   SnapshotIndex& operator=(const SnapshotIndex&) = delete;
+  ~SnapshotIndex();
 
   std::size_t levels() const { return levels_; }
   std::int64_t size() const { return size_; }

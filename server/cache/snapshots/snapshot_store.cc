@@ -13,9 +13,10 @@
 namespace gdpcache::cache {
 namespace {
 
-// How many keys are looked at without letting others to the store.
+// How many keys and snapshots are looked at without letting others to the store.
 constexpr std::size_t kKeysAtOnce = 64;
 constexpr std::int64_t kSummariesAtOnce = 256;
+constexpr std::size_t kDeletionsAtOnce = 16;
 
 // Pins end by themselves, watchers go away; there is no telling when.
 constexpr absl::Duration kRetryAfter = absl::Seconds(1);
@@ -43,12 +44,11 @@ class SnapshotDraft::Memory {
   Memory& operator=(const Memory&) = delete;
   ~Memory() {
     memory = SnapshotMemory();
-    Aftermath aftermath(state_);
     const std::lock_guard lock(state_.mutex);
     --pending_->open_drafts;
     // It was all there was of the snapshot.
     if (!pending_->gone && pending_->open_drafts == 0 && pending_->delivered == 0 && pending_->failure.empty()) {
-      state_.EndPendingLocked(*pending_, aftermath);
+      state_.EndPendingLocked(*pending_);
     }
   }
 
@@ -122,7 +122,7 @@ void SnapshotStore::Recover(const SnapshotRecord& record, std::shared_ptr<TierCo
                     /*recovered=*/true);
     state.CheckWatermarkLocked(state.last());
   } else {
-    state.DiscardLocked(state.last(), std::move(copy), aftermath);
+    state.DiscardLocked(state.last(), std::move(copy));
   }
   state.index.DropUser(*space);
 }
@@ -143,7 +143,7 @@ absl::StatusOr<SnapshotDraft> SnapshotStore::BeginPart(SessionKey session, const
     if (SpaceIndex* const space = state.index.FindSpace(record.space); space != nullptr) {
       pending = state.pending.Find(session, *space, record.key);
       if (SnapshotEntry* const entry = SnapshotIndex::Find(*space, HashedKey(record.key)); entry != nullptr) {
-        if (pending != nullptr) state.EndPendingLocked(*pending, aftermath);
+        if (pending != nullptr) state.EndPendingLocked(*pending);
         return Present(state, *entry);
       }
     }
@@ -153,7 +153,7 @@ absl::StatusOr<SnapshotDraft> SnapshotStore::BeginPart(SessionKey session, const
         return NoSpace(record.position, pending->failure);
       }
       // The layers come anew.
-      state.EndPendingLocked(*pending, aftermath);
+      state.EndPendingLocked(*pending);
       pending = nullptr;
     }
     if (pending != nullptr && pending->position != record.position) {
@@ -188,9 +188,8 @@ absl::StatusOr<SnapshotDraft> SnapshotStore::BeginPart(SessionKey session, const
   auto draft = std::make_unique<SnapshotDraft::Memory>(state, pending, layer, 0);
   absl::StatusOr<SnapshotMemory> memory = state.Allocate(0, record.space, 1);
   if (!memory.ok()) {
-    Aftermath aftermath(state);
     const std::lock_guard lock(state.mutex);
-    state.FailPendingLocked(*pending, memory.status().message(), aftermath);
+    state.FailPendingLocked(*pending, memory.status().message());
     return NoSpace(record.position, memory.status().message());
   }
   draft->memory = *std::move(memory);
@@ -241,7 +240,7 @@ SnapshotOutcome SnapshotStore::Commit(SnapshotDraft draft) {
   const std::shared_ptr<SpaceIndex>& space = pending->space;
   if (SnapshotEntry* const entry = SnapshotIndex::Find(*space, HashedKey(pending->key)); entry != nullptr) {
     const SnapshotOutcome outcome = Present(state, *entry);
-    state.EndPendingLocked(*pending, aftermath);
+    state.EndPendingLocked(*pending);
     return outcome;
   }
 
@@ -260,8 +259,7 @@ SnapshotOutcome SnapshotStore::Commit(SnapshotDraft draft) {
     pending->parts.clear();
   }
   if (const absl::Status room = state.MakeIndexRoomLocked(aftermath); !room.ok()) {
-    aftermath.Drop(std::move(memory));
-    state.EndPendingLocked(*pending, aftermath);
+    state.EndPendingLocked(*pending);
     return NoSpace(pending->position, room.message());
   }
   const std::size_t level = written.level();
@@ -275,9 +273,8 @@ SnapshotOutcome SnapshotStore::Commit(SnapshotDraft draft) {
 }
 
 void SnapshotStore::EndSession(SessionKey session) {
-  Aftermath aftermath(*state_);
   const std::lock_guard lock(state_->mutex);
-  for (const auto& pending : state_->pending.OfSession(session)) state_->EndPendingLocked(*pending, aftermath);
+  for (const auto& pending : state_->pending.OfSession(session)) state_->EndPendingLocked(*pending);
 }
 
 void SnapshotStore::Fetch(const SnapshotSpace& space, absl::string_view key, FetchDone done) {
@@ -384,23 +381,27 @@ absl::Status SnapshotStore::Unpin(const SnapshotSpace& space, absl::string_view 
 absl::StatusOr<std::int64_t> SnapshotStore::Delete(const SnapshotSpace& space, absl::Span<const absl::string_view> keys,
                                                    bool force) {
   StoreState& state = *state_;
-  Aftermath aftermath(state);
-  const std::lock_guard lock(state.mutex);
-  SpaceIndex* const found = state.index.FindSpace(space);
-  if (found == nullptr) return 0;
-  const std::shared_ptr<SpaceIndex> index = found->shared_from_this();  // not to go with its last snapshot
-  for (std::size_t n = 0; n < keys.size() && !force; ++n) {
-    const SnapshotEntry* const entry = SnapshotIndex::Find(*index, HashedKey(keys[n]));
-    if (entry != nullptr && entry->pins > 0) {
-      return absl::FailedPreconditionError(absl::StrCat("keys[", n, "] is pinned; unpin it, or delete it with force"));
+  if (!force) {
+    const std::lock_guard lock(state.mutex);
+    const SpaceIndex* const index = state.index.FindSpace(space);
+    for (std::size_t n = 0; n < keys.size() && index != nullptr; ++n) {
+      const SnapshotEntry* const entry = SnapshotIndex::Find(*index, HashedKey(keys[n]));
+      if (entry != nullptr && entry->pins > 0) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("keys[", n, "] is pinned; unpin it, or delete it with force"));
+      }
     }
   }
   std::int64_t deleted = 0;
-  for (const absl::string_view key : keys) {
-    SnapshotEntry* const entry = SnapshotIndex::Find(*index, HashedKey(key));
-    if (entry == nullptr) continue;
-    state.RemoveLocked(*entry, SnapshotEvent::Type::kDeleted, aftermath);
-    ++deleted;
+  for (std::size_t begin = 0; begin < keys.size(); begin += kDeletionsAtOnce) {
+    Aftermath aftermath(state);
+    const std::lock_guard lock(state.mutex);
+    for (const absl::string_view key : keys.subspan(begin, kDeletionsAtOnce)) {
+      SnapshotEntry* const entry = state.index.Find(space, key);
+      if (entry == nullptr || (entry->pins > 0 && !force)) continue;  // pinned since
+      state.RemoveLocked(*entry, SnapshotEvent::Type::kDeleted, aftermath);
+      ++deleted;
+    }
   }
   return deleted;
 }
@@ -507,9 +508,8 @@ SnapshotStore::Flushed SnapshotStore::Flush(absl::Duration limit) {
 }
 
 void SnapshotStore::Expire() {
-  Aftermath aftermath(*state_);
   const std::lock_guard lock(state_->mutex);
-  state_->ExpireLocked(aftermath);
+  state_->ExpireLocked();
 }
 
 void SnapshotStore::WaitUntilIdle() {

@@ -14,14 +14,13 @@ constexpr std::int64_t kUsesToPromote = 2;
 }  // namespace
 
 Aftermath::~Aftermath() {
-  copies_.clear();
-  memory_.clear();
+  for (const std::string& line : lines_) {
+    if (state_.options.log) state_.options.log(line);
+  }
+  for (const std::shared_ptr<WatchQueue>& watch : watches_) watch->Wake();
   for (auto& [waiters, result] : finished_) {
     for (SnapshotStore::FetchDone& done : waiters) done(result);
   }
-  for (const std::shared_ptr<WatchQueue>& watch : watches_) watch->Wake();
-  if (!state_.options.log) return;
-  for (const std::string& line : lines_) state_.options.log(line);
 }
 
 StoreState::StoreState(kernels::Backend& the_backend, const Clock& the_clock, std::vector<StoreTier> tiers,
@@ -119,7 +118,7 @@ void StoreState::RemoveLocked(SnapshotEntry& entry, SnapshotEvent::Type type, Af
   EmitLocked(*entry.space, {type, entry.key, entry.position}, aftermath);
   std::array<std::shared_ptr<TierCopy>, kMaxTiers> copies = index.Remove(entry);
   for (std::size_t level = 0; level < levels.size(); ++level) {
-    if (copies[level] != nullptr) DiscardLocked(level, std::move(copies[level]), aftermath);
+    if (copies[level] != nullptr) DiscardLocked(level, std::move(copies[level]));
   }
 }
 
@@ -129,19 +128,20 @@ void StoreState::DropCopyLocked(SnapshotEntry& entry, std::size_t level, Afterma
   if (last) {
     RemoveLocked(entry, SnapshotEvent::Type::kEvicted, aftermath);
   } else {
-    DiscardLocked(level, index.TakeCopy(entry, level), aftermath);
+    DiscardLocked(level, index.TakeCopy(entry, level));
   }
 }
 
-void StoreState::DiscardLocked(std::size_t level, std::shared_ptr<TierCopy> copy, Aftermath& aftermath) {
+void StoreState::DiscardLocked(std::size_t level, std::shared_ptr<TierCopy> copy) {
   StoreLevel& place = levels[level];
   place.stuck = false;
+  ++place.left;
   if (place.memory == nullptr) {
     removals.push_back(std::move(copy));
     write_work.notify_one();
     return;
   }
-  aftermath.Drop(std::move(copy));
+  copy.reset();
   if (level > 0 && levels[level - 1].waiting) {
     levels[level - 1].waiting = false;
     NotifyReliefLocked(level - 1);
@@ -154,22 +154,20 @@ void StoreState::UseLocked(SnapshotEntry& entry) {
   if (++entry.slow_uses >= kUsesToPromote && entry.memory_copy() != nullptr) PromoteLocked(entry);
 }
 
-void StoreState::EndPendingLocked(PendingSnapshot& unfinished, Aftermath& aftermath) {
-  FailPendingLocked(unfinished, "it has ended", aftermath);
+void StoreState::EndPendingLocked(PendingSnapshot& unfinished) {
+  FailPendingLocked(unfinished, "it has ended");
   unfinished.gone = true;
   if (!unfinished.whole) pending.Remove(unfinished);
   index.DropUser(*unfinished.space);
 }
 
-void StoreState::FailPendingLocked(PendingSnapshot& unfinished, absl::string_view failure, Aftermath& aftermath) {
+void StoreState::FailPendingLocked(PendingSnapshot& unfinished, absl::string_view failure) {
   if (!unfinished.failure.empty()) return;
   unfinished.failure = std::string(failure);
   unfinished.space->tenant.bytes -= unfinished.space->identity.snapshot_bytes();
   if (unfinished.delivered > 0) ++counters.abandoned;
   unfinished.delivered = 0;
-  for (std::optional<SnapshotMemory>& part : unfinished.parts) {
-    if (part.has_value()) aftermath.Drop(*std::exchange(part, std::nullopt));
-  }
+  for (std::optional<SnapshotMemory>& part : unfinished.parts) part.reset();
 }
 
 std::string StoreState::PinLocked(SpaceIndex& space, std::vector<std::shared_ptr<SnapshotEntry>> entries,
@@ -220,13 +218,13 @@ void StoreState::EndPinLocked(absl::flat_hash_map<std::string, SnapshotPin>::ite
   for (std::size_t level = 0; level < levels.size(); ++level) CheckWatermarkLocked(level);
 }
 
-void StoreState::ExpireLocked(Aftermath& aftermath) {
+void StoreState::ExpireLocked() {
   const absl::Time now = clock.Now();
   while (!pins_by_expiry.empty() && pins_by_expiry.begin()->first <= now) {
     EndPinLocked(pins.find(pins_by_expiry.begin()->second));
   }
   for (const auto& unfinished : pending.LastPartUntil(now - options.limits.pending_timeout)) {
-    EndPendingLocked(*unfinished, aftermath);
+    EndPendingLocked(*unfinished);
   }
 }
 
@@ -249,10 +247,14 @@ void StoreState::PromoteLocked(SnapshotEntry& entry) {
 
 void StoreState::CheckWatermarkLocked(std::size_t level) {
   StoreLevel& place = levels[level];
-  if (place.tier->used() <= place.high_watermark) return;
-  place.over = true;
-  place.stuck = false;
-  NotifyReliefLocked(level);
+  const std::int64_t used = place.tier->used();
+  if (used > place.high_watermark) {
+    place.over = true;
+    place.stuck = false;
+  } else if (used <= place.low_watermark) {
+    place.over = false;
+  }
+  if (place.over) NotifyReliefLocked(level);
 }
 
 void StoreState::WantRoomLocked(std::size_t level) {

@@ -37,8 +37,6 @@ class Aftermath {
   Aftermath& operator=(const Aftermath&) = delete;
   ~Aftermath();
 
-  void Drop(std::shared_ptr<TierCopy> copy) { copies_.push_back(std::move(copy)); }
-  void Drop(SnapshotMemory memory) { memory_.push_back(std::move(memory)); }
   void Wake(std::shared_ptr<WatchQueue> watch) { watches_.push_back(std::move(watch)); }
   void Log(std::string line) { lines_.push_back(std::move(line)); }
   void Finish(std::vector<SnapshotStore::FetchDone> waiters, absl::StatusOr<SnapshotStore::Fetched> result) {
@@ -47,8 +45,6 @@ class Aftermath {
 
  private:
   const StoreState& state_;
-  std::vector<std::shared_ptr<TierCopy>> copies_;
-  std::vector<SnapshotMemory> memory_;
   std::vector<std::shared_ptr<WatchQueue>> watches_;
   std::vector<std::string> lines_;
   std::vector<std::pair<std::vector<SnapshotStore::FetchDone>, absl::StatusOr<SnapshotStore::Fetched>>> finished_;
@@ -74,6 +70,7 @@ struct StoreLevel {
   bool wanted = false;                                // somebody needs room whatever the watermarks say
   bool waiting = false;                               // the tier below has to make room first
   bool relieving = false;                             // a copy is on its way out
+  std::int64_t left = 0;                              // copies that have left it so far
   bool stuck = false;                                 // nothing can leave until something changes
   bool troubled = false;                              // the last copy for it could not be made; has been logged
   std::vector<std::shared_ptr<SnapshotLoad>> parked;  // wait for room in it
@@ -114,21 +111,22 @@ class StoreState {
   void RemoveLocked(SnapshotEntry& entry, SnapshotEvent::Type type, Aftermath& aftermath);
   /// Drops one copy; the snapshot is evicted if it was the last one.
   void DropCopyLocked(SnapshotEntry& entry, std::size_t level, Aftermath& aftermath);
-  void DiscardLocked(std::size_t level, std::shared_ptr<TierCopy> copy, Aftermath& aftermath);
+  /// Gives memory back at once, so that whoever sees that there is room can have it; the writer removes from disk.
+  void DiscardLocked(std::size_t level, std::shared_ptr<TierCopy> copy);
   /// Notes a use; a copy comes closer when it was not the first.
   void UseLocked(SnapshotEntry& entry);
 
   /// Gives back what it has and is charged for; its open drafts come to nothing.
-  void EndPendingLocked(PendingSnapshot& pending, Aftermath& aftermath);
+  void EndPendingLocked(PendingSnapshot& pending);
   /// The same, but remembers why.
-  void FailPendingLocked(PendingSnapshot& pending, absl::string_view failure, Aftermath& aftermath);
+  void FailPendingLocked(PendingSnapshot& pending, absl::string_view failure);
 
   /// `entries` distinct. Empty when that would exceed the tenant's budget.
   std::string PinLocked(SpaceIndex& space, std::vector<std::shared_ptr<SnapshotEntry>> entries, absl::Duration ttl,
                         std::string* refusal);
   bool UnpinLocked(const SpaceIndex& space, absl::string_view pin);
 
-  void ExpireLocked(Aftermath& aftermath);
+  void ExpireLocked();
 
   /// Begins to load a snapshot that is on disk only, or joins a load that has begun.
   SnapshotLoad& LoadLocked(SnapshotEntry& entry);

@@ -1,5 +1,6 @@
 #include "server/cache/snapshots/tier_movers.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -10,7 +11,7 @@ namespace gdpcache::cache {
 namespace {
 
 constexpr int kLoaders = 2;
-constexpr std::chrono::seconds kExpiryPeriod{1};
+constexpr std::chrono::seconds kPeriod{1};  // of ending what has expired, and of trying again what could not be done
 
 // Room in a full store comes back when others have been copied down, or let go.
 constexpr absl::Duration kRetryAfter = absl::Milliseconds(100);
@@ -59,16 +60,27 @@ TierMovers::~TierMovers() {
   }
 }
 
-void TierMovers::WaitForWorkLocked(std::condition_variable& work, Lock& lock) {
+void TierMovers::WaitForWork(std::condition_variable& work, Lock& lock) {
   --state_.busy;
   if (IdleLocked()) state_.idle.notify_all();
-  const bool expires = &work == &state_.move_work && (state_.pending.size() > 0 || !state_.pins.empty());
-  if (expires) {
-    work.wait_for(lock, kExpiryPeriod);
-  } else {
-    work.wait(lock);
-  }
+  work.wait(lock);
   ++state_.busy;
+}
+
+void TierMovers::WaitForWorkOrTime(Lock& lock) {
+  const bool stuck =
+      std::any_of(state_.levels.begin(), state_.levels.end(), [](const auto& level) { return level.stuck; });
+  if (!stuck && state_.pending.size() == 0 && state_.pins.empty()) {
+    WaitForWork(state_.move_work, lock);
+    return;
+  }
+  --state_.busy;
+  if (IdleLocked()) state_.idle.notify_all();
+  const bool timeout = state_.move_work.wait_for(lock, kPeriod) == std::cv_status::timeout;
+  ++state_.busy;
+  for (std::size_t level = 0; timeout && level < state_.levels.size(); ++level) {
+    if (state_.levels[level].stuck) state_.CheckWatermarkLocked(level);
+  }
 }
 
 bool TierMovers::IdleLocked() const {
@@ -83,7 +95,7 @@ void TierMovers::RunLoader(kernels::Stream& stream) {
   ++state_.busy;
   while (!state_.stopping) {
     if (state_.loads.empty()) {
-      WaitForWorkLocked(state_.load_work, lock);
+      WaitForWork(state_.load_work, lock);
       continue;
     }
     std::shared_ptr<SnapshotLoad> load = std::move(state_.loads.front());
@@ -99,6 +111,7 @@ void TierMovers::Load(std::shared_ptr<SnapshotLoad> load, kernels::Stream& strea
   const std::shared_ptr<TierCopy> source = entry.copies[state_.last()];
   const SnapshotSpace& space = entry.space->identity;
   state_.index.SetWriting(entry, level, true);
+  const std::int64_t left_before = state_.levels[level].left;
   lock.unlock();
 
   absl::StatusOr<SnapshotStore::Fetched> result = absl::NotFoundError("the snapshot has been deleted");
@@ -121,11 +134,17 @@ void TierMovers::Load(std::shared_ptr<SnapshotLoad> load, kernels::Stream& strea
     Aftermath aftermath(state_);
     lock.lock();
     state_.index.SetWriting(entry, level, false);
-    if (no_room && !load->last_try && absl::IsResourceExhausted(result.status()) && !state_.levels[level].stuck &&
-        (state_.levels[level].relieving || state_.index.FirstToLeave(level) != nullptr)) {
-      state_.levels[level].parked.push_back(std::move(load));
-      state_.NotifyReliefLocked(level);
-      return;
+    StoreLevel& place = state_.levels[level];
+    if (no_room && absl::IsResourceExhausted(result.status())) {
+      if (place.left != left_before) {  // there may be room now
+        state_.loads.push_back(std::move(load));
+        return;
+      }
+      if (!load->last_try && !place.stuck && (place.relieving || state_.index.FirstToLeave(level) != nullptr)) {
+        place.parked.push_back(std::move(load));
+        state_.NotifyReliefLocked(level);
+        return;
+      }
     }
     if (no_room) {
       if (absl::IsResourceExhausted(result.status())) result = Exhausted(result.status().message(), kRetryAfter);
@@ -162,12 +181,7 @@ void TierMovers::RunMover(kernels::Stream& stream) {
   ++state_.busy;
   const std::size_t end = FirstLevelOfWriter();
   while (!state_.stopping) {
-    {
-      Aftermath aftermath(state_);
-      state_.ExpireLocked(aftermath);
-      lock.unlock();
-    }
-    lock.lock();
+    state_.ExpireLocked();
     if (const std::size_t level = DueForReliefLocked(0, end); level < end) {
       Relieve(level, stream, lock);
     } else if (!state_.promotions.empty()) {
@@ -175,7 +189,7 @@ void TierMovers::RunMover(kernels::Stream& stream) {
       state_.promotions.pop_front();
       Promote(std::move(entry), stream, lock);
     } else if (!state_.stopping) {
-      WaitForWorkLocked(state_.move_work, lock);
+      WaitForWorkOrTime(lock);
     }
   }
   --state_.busy;
@@ -239,7 +253,7 @@ void TierMovers::RunWriter(kernels::Stream& stream) {
       state_.writing = false;
       if (state_.writes.empty()) state_.idle.notify_all();
     } else {
-      WaitForWorkLocked(state_.write_work, lock);
+      WaitForWork(state_.write_work, lock);
     }
   }
   // What has been dropped must not come back at the next start.
@@ -302,7 +316,7 @@ TierMovers::Copied TierMovers::CopyDown(const std::shared_ptr<SnapshotEntry>& en
       level.troubled = false;
       ++state_.counters.demotions;
       if (entry->removed) {
-        state_.DiscardLocked(target, *std::move(copy), aftermath);
+        state_.DiscardLocked(target, *std::move(copy));
       } else {
         state_.index.SetCopy(*entry, target, *std::move(copy));
       }
@@ -350,21 +364,18 @@ void TierMovers::Relieve(std::size_t level, kernels::Stream& stream, Lock& lock)
   if (!drop) {
     const std::size_t target = level + 1;
     StoreLevel& below = state_.levels[target];
+    const std::int64_t left_before = below.left;
     place.relieving = true;
     const Copied copied = CopyDown(entry, target, stream, lock);
     place.relieving = false;
+    if (copied == Copied::kNoRoom && below.left != left_before && below.memory != nullptr) return;  // there may be now
     const bool still_there = !entry->removed && entry->copies[level] != nullptr && !entry->InUse(level);
     if (copied == Copied::kDone) {
       drop = still_there && state_.index.Droppable(*entry, level);
       // If somebody has begun to use it, it can go another time.
-    } else if (target == state_.last()) {
-      // It has nowhere to go.
-      drop = still_there && entry->pins == 0;
-      if (!drop) {
-        GiveUpReliefLocked(level);
-        return;
-      }
-    } else if (copied == Copied::kNoRoom && !below.stuck &&
+    } else if (target == state_.last() && still_there && entry->pins == 0) {
+      drop = true;  // it has nowhere to go
+    } else if (target != state_.last() && copied == Copied::kNoRoom && !below.stuck &&
                (below.relieving || state_.index.FirstToLeave(target) != nullptr)) {
       place.waiting = true;
       state_.WantRoomLocked(target);

@@ -60,7 +60,9 @@ class TierMovers {
   void GiveUpReliefLocked(std::size_t level);
   void RetryParkedLocked(std::size_t level, bool last_try);
 
-  void WaitForWorkLocked(std::condition_variable& work, Lock& lock);
+  void WaitForWork(std::condition_variable& work, Lock& lock);
+  /// The same for at most a second if something may have to be done by then.
+  void WaitForWorkOrTime(Lock& lock);
 
   StoreState& state_;
   std::vector<std::thread> threads_;

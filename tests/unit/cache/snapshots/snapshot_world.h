@@ -73,12 +73,14 @@ class SnapshotWorld {
   test::FaultInjectingBackend backend{separate};
   test::ManualClock clock;
   test::FaultInjectingTier* disk = nullptr;  // the store's
-  std::unique_ptr<SnapshotStore> store;
 
  private:
   std::unique_ptr<kernels::Stream> stream_;
   std::mutex mutex_;  // guards stream_ and log_
   std::vector<std::string> log_;
+
+ public:
+  std::unique_ptr<SnapshotStore> store;
 };
 
 }  // namespace gdpcache::cache

@@ -1,0 +1,505 @@
+#include <future>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/cache/errors.h"
+#include "tests/unit/cache/snapshots/snapshot_world.h"
+
+/// How copies move between the tiers of a store.
+namespace gdpcache::cache {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using TierOperation = test::FaultInjectingTier::Operation;
+using BackendOperation = test::FaultInjectingBackend::Operation;
+
+constexpr TierKind kDevice = TierKind::kDevice;
+constexpr TierKind kHost = TierKind::kHost;
+constexpr TierKind kDisk = TierKind::kDisk;
+
+/// Holds up those who pass until it is opened.
+class Gate {
+ public:
+  std::function<void()> Pass() {
+    return [this] {
+      reached_.set_value();
+      opened_.wait();
+    };
+  }
+  /// Somebody waits at it. Once.
+  void WaitUntilReached() { reached_.get_future().wait(); }
+  void Open() { open_.set_value(); }
+
+ private:
+  std::promise<void> reached_;
+  std::promise<void> open_;
+  std::shared_future<void> opened_ = open_.get_future().share();
+};
+
+SnapshotOptions WriteThrough() {
+  SnapshotOptions options = SnapshotWorld::DefaultOptions();
+  options.write_policy = WritePolicy::kWriteThrough;
+  return options;
+}
+
+/// Stores numbers `first` to `last`, a second apart, and lets the background finish after each.
+void StoreMany(SnapshotWorld& world, std::int64_t first, std::int64_t last) {
+  for (std::int64_t number = first; number <= last; ++number) {
+    ASSERT_EQ(world.Store(number).result, SnapshotResult::kStored) << number;
+    world.store->WaitUntilIdle();
+    world.clock.Advance(absl::Seconds(1));
+  }
+}
+
+void ExpectIntact(SnapshotWorld& world, std::int64_t number) {
+  const absl::StatusOr<std::shared_ptr<const TierCopy>> copy = world.Fetch(number);
+  ASSERT_TRUE(copy.ok()) << number << ": " << copy.status();
+  EXPECT_TRUE(world.Holds((*copy)->parts(), number)) << number;
+}
+
+// Demotion.
+
+TEST(SnapshotTiersTest, PastTheHighWatermarkTheLeastRecentlyUsedMoveDownToTheLowOne) {
+  SnapshotWorld world({.device = 10, .host = 100, .high = 0.8, .low = 0.5});
+  StoreMany(world, 1, 8);
+  EXPECT_EQ(world.used(kDevice), 8 * kSnapshotBytes);
+  ASSERT_TRUE(world.Fetch(2).ok());
+  world.clock.Advance(absl::Seconds(1));
+  StoreMany(world, 9, 9);
+  EXPECT_EQ(world.used(kDevice), 5 * kSnapshotBytes);
+  EXPECT_EQ(world.used(kHost), 4 * kSnapshotBytes);
+  for (const std::int64_t number : {1, 3, 4, 5}) EXPECT_THAT(world.Tiers(number), ElementsAre(kHost)) << number;
+  for (const std::int64_t number : {2, 6, 7, 8, 9}) EXPECT_THAT(world.Tiers(number), ElementsAre(kDevice)) << number;
+  for (std::int64_t number = 1; number <= 9; ++number) ExpectIntact(world, number);
+  EXPECT_EQ(world.store->counters().demotions, 4);
+  EXPECT_EQ(world.store->counters().evicted, 0);
+}
+
+TEST(SnapshotTiersTest, WithoutAHostTierTheyMoveToDisk) {
+  SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
+  StoreMany(world, 1, 4);
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kDisk));
+  EXPECT_THAT(world.Tiers(2), ElementsAre(kDisk));
+  EXPECT_THAT(world.Tiers(3), ElementsAre(kDevice));
+  for (std::int64_t number = 1; number <= 4; ++number) ExpectIntact(world, number);
+}
+
+TEST(SnapshotTiersTest, FullTiersPassThemOnAndTheLastOneEvicts) {
+  SnapshotWorld world({.device = 2, .host = 2, .disk = 3, .high = 0.5, .low = 0.5});
+  StoreMany(world, 1, 9);
+  EXPECT_THAT(world.Numbers(20), ElementsAre(7, 8, 9));
+  EXPECT_THAT(world.Tiers(7), ElementsAre(kDisk));
+  EXPECT_THAT(world.Tiers(8), ElementsAre(kHost));
+  EXPECT_THAT(world.Tiers(9), ElementsAre(kDevice));
+  EXPECT_EQ(world.disk->copies(), 1);
+  EXPECT_EQ(world.store->counters().evicted, 6);
+  for (const std::int64_t number : {9, 8, 7}) ExpectIntact(world, number);
+}
+
+TEST(SnapshotTiersTest, ACopyIsDroppedAtOnceWhereALowerOneExists) {
+  SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5, .options = WriteThrough()});
+  StoreMany(world, 1, 3);
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice, kDisk));
+  StoreMany(world, 4, 4);
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kDisk));
+  EXPECT_EQ(world.disk->calls(TierOperation::kStore), 4);
+}
+
+TEST(SnapshotTiersTest, RoomNeededAtOnceIsTakenFromWhatHasALowerCopy) {
+  SnapshotWorld world({.device = 2, .disk = 100, .options = WriteThrough()});
+  StoreMany(world, 1, 2);
+  EXPECT_EQ(world.used(kDevice), 2 * kSnapshotBytes);
+  StoreMany(world, 3, 5);
+  EXPECT_THAT(world.Tiers(3), ElementsAre(kDisk));
+  EXPECT_THAT(world.Tiers(5), ElementsAre(kDevice, kDisk));
+  EXPECT_EQ(world.store->counters().evicted, 0);
+}
+
+TEST(SnapshotTiersTest, RoomNeededAtOnceIsNotTakenFromWhatWouldBeLost) {
+  SnapshotWorld world({.device = 2, .host = 10});
+  StoreMany(world, 1, 2);
+  const SnapshotOutcome outcome = world.Store(3);
+  EXPECT_EQ(outcome.result, SnapshotResult::kNoSpace);
+  EXPECT_THAT(outcome.message, HasSubstr("the device tier: 2 x 512 bytes are needed; 2048 of 2048 are in use"));
+  EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2));
+  world.store->WaitUntilIdle();  // meanwhile one has left
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kHost));
+  EXPECT_EQ(world.Store(3).result, SnapshotResult::kStored);
+}
+
+TEST(SnapshotTiersTest, WhatIsBeingReadStaysWhereItIs) {
+  SnapshotWorld world({.device = 4, .host = 100, .high = 0.75, .low = 0.5});
+  StoreMany(world, 1, 3);
+  absl::StatusOr<std::shared_ptr<const TierCopy>> first = world.Fetch(1);
+  ASSERT_TRUE(first.ok());
+  world.clock.Advance(absl::Seconds(1));
+  ASSERT_TRUE(world.Fetch(2).ok());
+  ASSERT_TRUE(world.Fetch(3).ok());
+  StoreMany(world, 4, 4);
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice));
+  EXPECT_TRUE(world.Holds((*first)->parts(), 1));
+  EXPECT_EQ(world.used(kDevice), 2 * kSnapshotBytes);
+}
+
+TEST(SnapshotTiersTest, WhereNothingCanBeCopiedToTheLastTierTheLeastRecentlyUsedAreEvicted) {
+  SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
+  world.disk->FailAfter(TierOperation::kStore, 0, absl::UnavailableError("input/output error"), /*repeats=*/true);
+  StoreMany(world, 1, 4);
+  EXPECT_THAT(world.Numbers(9), ElementsAre(3, 4));
+  EXPECT_EQ(world.store->counters().tier_errors, 2);
+  ASSERT_THAT(world.log(), SizeIs(1));  // until it works again
+  EXPECT_THAT(world.log()[0], HasSubstr("the disk tier takes no more snapshots: UNAVAILABLE: input/output error"));
+  world.disk->FailNoMore(TierOperation::kStore);
+  StoreMany(world, 5, 8);
+  EXPECT_THAT(world.Numbers(9), ElementsAre(3, 4, 5, 6, 7, 8));
+}
+
+TEST(SnapshotTiersTest, AFailedCopyToHostIsCountedAndTheSnapshotStays) {
+  SnapshotWorld world({.device = 8, .host = 8, .disk = 8, .high = 0.5, .low = 0.25});
+  StoreMany(world, 1, 4);
+  world.backend.FailAfter(BackendOperation::kCopyBytes, 0, absl::InternalError("a bad copy"));
+  StoreMany(world, 5, 5);
+  EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_EQ(world.store->counters().tier_errors, 1);
+  StoreMany(world, 6, 6);  // tries again, if it has not done so
+  EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_LE(world.used(kDevice), 3 * kSnapshotBytes);
+}
+
+// Loading and promotion.
+
+TEST(SnapshotTiersTest, WhatIsOnDiskIsLoadedIntoTheHostTier) {
+  SnapshotWorld world({.device = 2, .host = 2, .disk = 100, .high = 0.5, .low = 0.5});
+  StoreMany(world, 1, 3);
+  ASSERT_THAT(world.Tiers(1), ElementsAre(kDisk));
+  ExpectIntact(world, 1);
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kHost, kDisk));
+  EXPECT_EQ(world.store->counters().promotions, 1);
+}
+
+TEST(SnapshotTiersTest, WithoutAHostTierItIsLoadedIntoTheDeviceTier) {
+  SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
+  StoreMany(world, 1, 4);
+  ASSERT_THAT(world.Tiers(1), ElementsAre(kDisk));
+  ExpectIntact(world, 1);
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice, kDisk));
+}
+
+TEST(SnapshotTiersTest, ConcurrentFetchesShareOneLoad) {
+  SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
+  StoreMany(world, 1, 4);
+  Gate gate;
+  world.disk->BeforeEach(TierOperation::kLoad, gate.Pass());
+  std::vector<std::promise<absl::StatusOr<SnapshotStore::Fetched>>> fetches(5);
+  for (auto& fetch : fetches) {
+    world.store->Fetch(TestSpace(), Key(1), [&](auto fetched) { fetch.set_value(std::move(fetched)); });
+  }
+  gate.WaitUntilReached();
+  gate.Open();
+  for (auto& fetch : fetches) {
+    const absl::StatusOr<SnapshotStore::Fetched> fetched = fetch.get_future().get();
+    ASSERT_TRUE(fetched.ok()) << fetched.status();
+    EXPECT_TRUE(world.Holds(fetched->copy->parts(), 1));
+    EXPECT_EQ(fetched->position, 64);
+  }
+  EXPECT_EQ(world.disk->calls(TierOperation::kLoad), 1);
+}
+
+TEST(SnapshotTiersTest, ADamagedSnapshotIsDroppedAndTold) {
+  SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
+  StoreMany(world, 1, 4);
+  world.disk->FailAfter(TierOperation::kLoad, 0, absl::DataLossError("the checksum differs"));
+  const absl::StatusOr<std::unique_ptr<SnapshotWatch>> watch = world.store->Watch(TestSpace(), false, [] {});
+  ASSERT_TRUE(watch.ok());
+  EXPECT_TRUE(absl::IsDataLoss(world.Fetch(1).status()));
+  EXPECT_TRUE(absl::IsNotFound(world.Fetch(1).status()));
+  const std::vector<SnapshotEvent> events = *(*watch)->Take();
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].type, SnapshotEvent::Type::kEvicted);
+  EXPECT_EQ(events[0].key, Key(1));
+  EXPECT_EQ(world.store->counters().checksum_failures, 1);
+  EXPECT_EQ(world.store->counters().tier_errors, 0);
+  ASSERT_THAT(world.log(), SizeIs(1));
+  EXPECT_THAT(world.log()[0], HasSubstr("the checksum differs"));
+  world.store->WaitUntilIdle();
+  EXPECT_EQ(world.disk->copies(), 1);
+  EXPECT_EQ(world.Store(1).result, SnapshotResult::kStored);
+  ExpectIntact(world, 1);
+}
+
+TEST(SnapshotTiersTest, WhatCannotBeReadIsAMissAndDropped) {
+  SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
+  StoreMany(world, 1, 4);
+  world.disk->FailAfter(TierOperation::kLoad, 0, absl::InternalError("input/output error"));
+  EXPECT_TRUE(absl::IsNotFound(world.Fetch(1).status()));
+  EXPECT_FALSE(world.Has(1));
+  EXPECT_EQ(world.store->counters().tier_errors, 1);
+  EXPECT_EQ(world.store->counters().checksum_failures, 0);
+  ExpectIntact(world, 2);
+}
+
+TEST(SnapshotTiersTest, ALoadMakesRoomByMovingOthersDown) {
+  SnapshotWorld world({.device = 1, .host = 1, .disk = 100});
+  // 1 on disk only, 2 in the host tier only.
+  ASSERT_EQ(world.Store(1).result, SnapshotResult::kStored);
+  ASSERT_EQ(world.Store(2).result, SnapshotResult::kNoSpace);
+  world.store->WaitUntilIdle();
+  ASSERT_EQ(world.Store(2).result, SnapshotResult::kStored);
+  ASSERT_EQ(world.Store(3).result, SnapshotResult::kNoSpace);
+  world.store->WaitUntilIdle();
+  ASSERT_THAT(world.Tiers(1), ElementsAre(kDisk));
+  ASSERT_THAT(world.Tiers(2), ElementsAre(kHost));
+  ExpectIntact(world, 1);
+  world.store->WaitUntilIdle();
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kHost, kDisk));
+  EXPECT_THAT(world.Tiers(2), ElementsAre(kDisk));
+  ExpectIntact(world, 2);
+}
+
+TEST(SnapshotTiersTest, ALoadThatFindsNoRoomSaysSo) {
+  SnapshotWorld world({.device = 1, .disk = 100});
+  ASSERT_EQ(world.Store(1).result, SnapshotResult::kStored);
+  ASSERT_EQ(world.Store(2).result, SnapshotResult::kNoSpace);
+  world.store->WaitUntilIdle();
+  ASSERT_EQ(world.Store(2).result, SnapshotResult::kStored);
+  {
+    const absl::StatusOr<std::shared_ptr<const TierCopy>> reader = world.Fetch(2);
+    const absl::Status status = world.Fetch(1).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("the device tier: 2 x 512 bytes are needed"));
+    EXPECT_TRUE(RetryAfterOf(status).has_value());
+    EXPECT_TRUE(world.Has(1));
+  }
+  ExpectIntact(world, 1);
+}
+
+TEST(SnapshotTiersTest, RepeatedUseBringsASnapshotToTheDevice) {
+  SnapshotWorld world({.device = 4, .host = 100, .high = 0.75, .low = 0.5});
+  StoreMany(world, 1, 4);
+  ASSERT_THAT(world.Tiers(1), ElementsAre(kHost));
+  ExpectIntact(world, 1);
+  world.store->WaitUntilIdle();
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kHost));
+  ExpectIntact(world, 1);
+  world.store->WaitUntilIdle();
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice, kHost));
+  ExpectIntact(world, 1);
+  EXPECT_EQ(world.store->counters().promotions, 1);
+}
+
+TEST(SnapshotTiersTest, ALeaseBringsASnapshotFromDiskToTheDevice) {
+  SnapshotWorld world({.device = 4, .host = 4, .disk = 100, .high = 0.5, .low = 0.5});
+  StoreMany(world, 1, 6);
+  ASSERT_THAT(world.Tiers(1), ElementsAre(kDisk));
+  ASSERT_TRUE(world.Lookup({1}).has_value());  // without a lease nothing moves
+  world.store->WaitUntilIdle();
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kDisk));
+  const std::optional<SnapshotStore::Lookup> lookup = world.Lookup({1}, absl::Seconds(10));
+  ASSERT_TRUE(lookup.has_value());
+  EXPECT_NE(lookup->pin, "");
+  EXPECT_TRUE(lookup->snapshot.pinned);
+  EXPECT_THAT(lookup->snapshot.tiers, ElementsAre(kDisk));
+  world.store->WaitUntilIdle();
+  EXPECT_EQ(world.Tiers(1).front(), kDevice);
+  ExpectIntact(world, 1);
+}
+
+// Writing to disk.
+
+TEST(SnapshotTiersTest, WriteThroughWritesRightAfterPublishing) {
+  SnapshotWorld world({.device = 10, .host = 10, .disk = 100, .options = WriteThrough()});
+  StoreMany(world, 1, 3);
+  EXPECT_EQ(world.disk->copies(), 3);
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice, kDisk));
+}
+
+TEST(SnapshotTiersTest, WriteBackWritesNothingByItself) {
+  SnapshotWorld world({.device = 10, .disk = 100});
+  StoreMany(world, 1, 3);
+  EXPECT_EQ(world.disk->calls(TierOperation::kStore), 0);
+}
+
+TEST(SnapshotTiersTest, ADiskInTroubleNeverFailsAPublish) {
+  SnapshotWorld world({.device = 10, .disk = 100, .options = WriteThrough()});
+  world.disk->FailAfter(TierOperation::kStore, 0, absl::UnavailableError("input/output error"), /*repeats=*/true);
+  StoreMany(world, 1, 3);
+  EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 3));
+  EXPECT_EQ(world.store->counters().tier_errors, 3);
+  world.disk->FailNoMore(TierOperation::kStore);
+  const SnapshotStore::Flushed flushed = world.store->Flush(absl::Seconds(60));
+  EXPECT_EQ(flushed.written, 3);
+  EXPECT_EQ(flushed.left, 0);
+}
+
+TEST(SnapshotTiersTest, AFullDiskLosesItsLeastRecentlyUsedCopies) {
+  SnapshotWorld world({.device = 10, .disk = 3, .options = WriteThrough()});
+  StoreMany(world, 1, 5);
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice));
+  EXPECT_THAT(world.Tiers(3), ElementsAre(kDevice, kDisk));
+  EXPECT_THAT(world.Tiers(5), ElementsAre(kDevice, kDisk));
+  EXPECT_EQ(world.disk->copies(), 3);
+  EXPECT_EQ(world.store->counters().evicted, 0);
+}
+
+TEST(SnapshotTiersTest, ADiskFullForOtherReasonsIsNotEmptiedInVain) {
+  SnapshotWorld world({.device = 10, .disk = 100, .options = WriteThrough()});
+  StoreMany(world, 1, 5);
+  world.disk->FailAfter(TierOperation::kStore, 0, absl::ResourceExhaustedError("no space left on device"), true);
+  StoreMany(world, 6, 6);
+  EXPECT_EQ(world.disk->copies(), 4);  // one had to go to find out
+  EXPECT_EQ(world.disk->calls(TierOperation::kStore), 5 + 2);
+  EXPECT_EQ(world.store->counters().tier_errors, 1);
+  EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
+TEST(SnapshotTiersTest, FlushWritesTheMostRecentlyUsedFirst) {
+  SnapshotWorld world({.device = 10, .host = 10, .disk = 100});
+  StoreMany(world, 1, 5);
+  ASSERT_TRUE(world.Fetch(2).ok());
+  world.disk->FailAfter(TierOperation::kStore, 2, absl::UnavailableError("input/output error"), /*repeats=*/true);
+  SnapshotStore::Flushed flushed = world.store->Flush(absl::Seconds(60));
+  EXPECT_EQ(flushed.written, 2);
+  EXPECT_EQ(flushed.left, 3);
+  EXPECT_THAT(world.Tiers(2), ElementsAre(kDevice, kDisk));
+  EXPECT_THAT(world.Tiers(5), ElementsAre(kDevice, kDisk));
+  world.disk->FailNoMore(TierOperation::kStore);
+  flushed = world.store->Flush(absl::Seconds(60));
+  EXPECT_EQ(flushed.written, 3);
+  EXPECT_EQ(flushed.left, 0);
+  EXPECT_EQ(world.disk->copies(), 5);
+}
+
+TEST(SnapshotTiersTest, FlushEndsWhenItsTimeIsOver) {
+  SnapshotWorld world({.device = 10, .disk = 100});
+  StoreMany(world, 1, 3);
+  Gate gate;
+  world.disk->BeforeEach(TierOperation::kStore, gate.Pass());
+  const SnapshotStore::Flushed flushed = world.store->Flush(absl::Milliseconds(1));
+  EXPECT_EQ(flushed.written, 0);
+  EXPECT_EQ(flushed.left, 3);
+  gate.Open();
+  world.store->WaitUntilIdle();
+  EXPECT_LE(world.disk->copies(), 1);  // the rest is not written any more
+}
+
+// Removing and recovering.
+
+TEST(SnapshotTiersTest, DeletingRemovesEveryCopy) {
+  SnapshotWorld world({.device = 4, .host = 4, .disk = 100, .high = 0.5, .low = 0.5, .options = WriteThrough()});
+  StoreMany(world, 1, 3);
+  std::vector<std::string> keys = {Key(1), Key(2), Key(3)};
+  EXPECT_EQ(*world.store->Delete(TestSpace(), {keys[0], keys[1], keys[2]}, false), 3);
+  world.store->WaitUntilIdle();
+  EXPECT_EQ(world.used(kDevice), 0);
+  EXPECT_EQ(world.used(kHost), 0);
+  EXPECT_EQ(world.used(kDisk), 0);
+  EXPECT_EQ(world.disk->copies(), 0);
+}
+
+TEST(SnapshotTiersTest, WhatIsDeletedWhileItIsWrittenDoesNotStayOnDisk) {
+  SnapshotWorld world({.device = 4, .disk = 100, .options = WriteThrough()});
+  Gate gate;
+  world.disk->BeforeEach(TierOperation::kStore, gate.Pass());
+  ASSERT_EQ(world.Store(1).result, SnapshotResult::kStored);
+  gate.WaitUntilReached();
+  const std::string key = Key(1);
+  EXPECT_EQ(*world.store->Delete(TestSpace(), {key}, false), 1);
+  world.disk->BeforeEach(TierOperation::kStore, {});
+  ASSERT_EQ(world.Store(1, 128).result, SnapshotResult::kStored);  // another one of the same key
+  gate.Open();
+  world.store->WaitUntilIdle();
+  EXPECT_EQ(world.disk->copies(), 1);
+  EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice, kDisk));
+  EXPECT_EQ(world.used(kDevice), kSnapshotBytes);
+}
+
+TEST(SnapshotTiersTest, AFetchOfWhatIsDeletedMeanwhileEndsOneWayOrTheOther) {
+  SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
+  StoreMany(world, 1, 4);
+  Gate gate;
+  world.disk->BeforeEach(TierOperation::kLoad, gate.Pass());
+  std::promise<absl::StatusOr<SnapshotStore::Fetched>> promise;
+  world.store->Fetch(TestSpace(), Key(1), [&](auto fetched) { promise.set_value(std::move(fetched)); });
+  gate.WaitUntilReached();
+  const std::string key = Key(1);
+  EXPECT_EQ(*world.store->Delete(TestSpace(), {key}, false), 1);
+  gate.Open();
+  {
+    const absl::StatusOr<SnapshotStore::Fetched> fetched = promise.get_future().get();
+    EXPECT_TRUE(fetched.ok() ? world.Holds(fetched->copy->parts(), 1) : absl::IsNotFound(fetched.status()));
+  }
+  promise = {};
+  world.store->WaitUntilIdle();
+  EXPECT_FALSE(world.Has(1));
+  EXPECT_EQ(world.used(kDevice), 2 * kSnapshotBytes);
+  EXPECT_EQ(world.store->counters().evicted, 0);
+}
+
+TEST(SnapshotTiersTest, FetchesThatAreNotDoneEndWithTheStore) {
+  SnapshotWorld world({.device = 1, .disk = 100});
+  ASSERT_EQ(world.Store(1).result, SnapshotResult::kStored);
+  ASSERT_EQ(world.Store(2).result, SnapshotResult::kNoSpace);
+  world.store->WaitUntilIdle();
+  Gate gate;
+  world.disk->BeforeEach(TierOperation::kLoad, gate.Pass());
+  std::promise<absl::StatusOr<SnapshotStore::Fetched>> promise;
+  world.store->Fetch(TestSpace(), Key(1), [&](auto fetched) { promise.set_value(std::move(fetched)); });
+  gate.WaitUntilReached();
+  std::thread end([&] { world.store.reset(); });
+  gate.Open();
+  const absl::StatusOr<SnapshotStore::Fetched> fetched = promise.get_future().get();
+  EXPECT_TRUE(fetched.ok() || absl::IsUnavailable(fetched.status()));
+  end.join();
+}
+
+/// What a disk tier had from an earlier run.
+std::vector<std::pair<SnapshotRecord, std::shared_ptr<TierCopy>>> Earlier(SnapshotWorld& world, std::int64_t count) {
+  std::vector<std::pair<SnapshotRecord, std::shared_ptr<TierCopy>>> copies;
+  MemoryTier memory(world.backend, kHost, kSnapshotBytes);
+  absl::StatusOr<SnapshotMemory> source = memory.Allocate(TestSpace(), 2);
+  const std::unique_ptr<kernels::Stream> stream = *world.backend.CreateStream();
+  for (std::int64_t number = 1; number <= count; ++number) {
+    world.Fill(source->parts(), number);
+    const SnapshotRecord record = {TestSpace(), Key(number), 64 * number};
+    copies.emplace_back(record, *world.disk->Store(record, source->parts(), *stream));
+  }
+  return copies;
+}
+
+TEST(SnapshotTiersTest, WhatADiskKeptIsFoundAgain) {
+  SnapshotWorld world({.device = 4, .disk = 100});
+  for (auto& [record, copy] : Earlier(world, 3)) world.store->Recover(record, std::move(copy));
+  EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 3));
+  EXPECT_EQ(world.store->Find(TestSpace(), Key(3))->position, 192);
+  EXPECT_THAT(world.Tiers(3), ElementsAre(kDisk));
+  for (const std::int64_t number : {1, 2, 3}) ExpectIntact(world, number);
+}
+
+TEST(SnapshotTiersTest, WhatADiskKeptGivesWayInTheOrderOfItsUse) {
+  SnapshotWorld world({.device = 4, .disk = 4, .high = 0.75, .low = 0.75, .options = WriteThrough()});
+  for (auto& [record, copy] : Earlier(world, 3)) world.store->Recover(record, std::move(copy));
+  StoreMany(world, 11, 12);
+  EXPECT_THAT(world.Numbers(20), ElementsAre(3, 11, 12));
+  world.store->WaitUntilIdle();
+  EXPECT_EQ(world.disk->copies(), 3);
+}
+
+TEST(SnapshotTiersTest, WhatExceedsTheQuotaAfterARestartIsRemoved) {
+  SnapshotWorld::Setup setup{.device = 4, .disk = 100};
+  setup.options.limits.tenant_bytes = 2 * kSnapshotBytes;
+  SnapshotWorld world(std::move(setup));
+  for (auto& [record, copy] : Earlier(world, 3)) world.store->Recover(record, std::move(copy));
+  world.store->WaitUntilIdle();
+  EXPECT_THAT(world.Numbers(9), ElementsAre(2, 3));
+  EXPECT_EQ(world.disk->copies(), 2);
+}
+
+}  // namespace
+}  // namespace gdpcache::cache
