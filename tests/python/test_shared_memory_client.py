@@ -105,6 +105,21 @@ def test_memory_of_a_call_without_an_answer_is_not_used_again(
     assert list(sharing.regions) == ["arena-2"]
 
 
+def test_shared_arrays_of_a_call_without_an_answer_are_shared_no_more(
+    sharing: SharingServer, session: gdpcache.Session
+) -> None:
+    out = session.shared_empty((4096, 1, 4))
+    sharing.fail = lambda context: time.sleep(0.2)
+    with pytest.raises(gdpcache.DeadlineExceededError):
+        session.prefill(call_of(4096, out=Outputs(v_new=out)), timeout=0.05)
+    assert sharing.unregistered == ["arena-1"]
+    sharing.fail = lambda context: None
+    out[:] = 0
+    result = session.prefill(call_of(4096, out=Outputs(v_new=out)))  # by a copy
+    assert result.v_new is out
+    assert (out == call_of(4096).u).all()
+
+
 def test_memory_of_a_refused_call_is_used_again(sharing: SharingServer, session: gdpcache.Session) -> None:
     sharing.fail = lambda context: context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
     for _ in range(3):

@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -145,13 +144,11 @@ class Arena:
         if not self.available:
             raise SharingUnavailableError("the server shares no memory with this client")
         size = aligned(max(size, 1))
-        block = self._take(size)
-        if block is None:
-            yield from self._grow(size)
+        while True:
             block = self._take(size)
-            if block is None:
-                raise SharingUnavailableError("other calls took the memory first")
-        return block
+            if block is not None:
+                return block
+            yield from self._grow(size)  # unless other calls are quicker, the next turn finds room
 
     def _take(self, size: int) -> Block | None:
         with self._lock:
@@ -205,14 +202,13 @@ class Arena:
             raise SharingUnavailableError(f"the server refused the memory: {answer[1:] or 'it hung up'}")
         return answer
 
-    def retire(self, blocks: Iterable[Block]) -> Operation[None]:
-        """After a call whose end is not known: the server may still be at work in its blocks, so their regions are used
-        no more, and are given up as soon as it has let go of them."""
+    def retire(self, names: set[str]) -> Operation[None]:
+        """After a call whose end is not known: the server may still be at work in these regions, so they are used no
+        more, and are given up as soon as it has let go of them."""
         with self._lock:
-            regions = {id(block.region): block.region for block in blocks}
-            self._regions = [region for region in self._regions if id(region) not in regions]
-        for region in regions.values():
-            yield from unregister(self._session, region.name)
+            self._regions = [region for region in self._regions if region.name not in names]
+        for name in names:
+            yield from unregister(self._session, name)
 
 
 @dataclass(frozen=True)
@@ -228,8 +224,8 @@ class EventPair:
     def __init__(self, pointer: int, number: int) -> None:
         self.ready = _cuda.Event(pointer)
         self.done = _cuda.Event(pointer)
-        self.ready_name = f"ready-{number}"
-        self.done_name = f"done-{number}"
+        self.ready_event = f"ready-{number}"
+        self.done_event = f"done-{number}"
 
 
 class CudaRegions:
@@ -282,7 +278,7 @@ class CudaRegions:
             if self._pairs:
                 return self._pairs.pop()
         pair = EventPair(pointer, self._number())
-        for name, event in ((pair.ready_name, pair.ready), (pair.done_name, pair.done)):
+        for name, event in ((pair.ready_event, pair.ready), (pair.done_event, pair.done)):
             request = memory_pb2.RegisterCudaEventRequest(session=self._session, name=name, handle=event.handle)
             yield from unary("RegisterCudaEvent", request, memory_pb2.RegisterCudaEventResponse)
         return pair
@@ -291,13 +287,11 @@ class CudaRegions:
         with self._lock:
             self._pairs.append(pair)
 
-    def retire(self, names: Iterable[str], pair: EventPair | None) -> Operation[None]:
+    def retire(self, names: set[str], pair: EventPair) -> Operation[None]:
         """After a call whose end is not known: returns when the server has let go of the memory and the events."""
-        gone = set(names)
         with self._lock:
-            self._allocations = {base: a for base, a in self._allocations.items() if a.name not in gone}
-        for name in (*gone, *((pair.ready_name, pair.done_name) if pair else ())):
+            self._allocations = {base: a for base, a in self._allocations.items() if a.name not in names}
+        for name in (*names, pair.ready_event, pair.done_event):
             yield from unregister(self._session, name)
-        if pair is not None:
-            pair.ready.close()
-            pair.done.close()
+        pair.ready.close()
+        pair.done.close()

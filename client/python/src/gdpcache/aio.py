@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from gdpcache import _channel, _prefill, _server, _session, _snapshots, client, errors
+from gdpcache import _channel, _prefill, _server, _session, _shared, _snapshots, client, errors
 from gdpcache._channel import Deadline
 from gdpcache._operations import Blocking, Operation, Request, Sleep, Stream, Unary
 from gdpcache.prefill import PrefillCall
@@ -339,7 +339,7 @@ class AsyncSession(_session.SessionProperties):
     async def shared_empty(
         self, shape: int | Sequence[int], dtype: Any = "float32", *, timeout: float | None = None
     ) -> Array:
-        return await self._driver.run(_prefill.shared_empty(self._state, shape, dtype), timeout)
+        return await self._driver.run(_shared.shared_empty(self._state, shape, dtype), timeout)
 
     async def list_shared_memory(self, *, timeout: float | None = None) -> list[Region]:
         return await self._driver.run(_session.list_shared_memory(self._state), timeout)

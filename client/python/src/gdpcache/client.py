@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from gdpcache import _channel, _prefill, _server, _session, _snapshots, errors
+from gdpcache import _channel, _prefill, _server, _session, _shared, _snapshots, errors
 from gdpcache._channel import Deadline
 from gdpcache._operations import Blocking, Operation, Request, Sleep, Stream, Unary
 from gdpcache.layer_state import LayerState
@@ -352,7 +352,7 @@ class Session(_session.SessionProperties):
     ) -> Array:
         """An array in memory shared with the server, not initialised. Prefills need not copy it, neither as input nor
         as ``out``. UnavailableError where the server shares no memory with this client."""
-        return self._driver.run(_prefill.shared_empty(self._state, shape, dtype), timeout)
+        return self._driver.run(_shared.shared_empty(self._state, shape, dtype), timeout)
 
     def list_shared_memory(self, *, timeout: float | None = None) -> list[Region]:
         """What the session shares with the server."""
