@@ -118,6 +118,10 @@ absl::StatusOr<std::unique_ptr<SnapshotDirectory>> SnapshotDirectory::Open(std::
   // The operator may well have made the directory itself a link.
   OpenFile root(file_system, file_system.Open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0));
   if (root.get() < 0) return Failure(root.get(), "opening the directory", path);
+  // So that the directory itself survives a power failure, where its parent lets us.
+  if (const OpenFile parent(file_system, file_system.Open(root.get(), "..", kOpenDirectory, 0)); parent.get() >= 0) {
+    file_system.Sync(parent.get());
+  }
 
   const std::string lock_path = absl::StrCat(path, "/", kLock);
   OpenFile lock(file_system, file_system.Open(root.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kFileMode));

@@ -147,11 +147,11 @@ class MetadataReader {
   explicit MetadataReader(const std::map<std::string, std::string>& metadata) : metadata_(metadata) {}
 
   const std::string& Text(absl::string_view name) {
-    static const std::string none;
+    static const std::string kNone;
     const auto found = metadata_.find(std::string(name));
     if (found == metadata_.end()) {
       status_.Update(absl::DataLossError(absl::StrCat("the metadata have no ", name)));
-      return none;
+      return kNone;
     }
     return found->second;
   }
