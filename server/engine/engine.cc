@@ -67,4 +67,29 @@ absl::StatusOr<std::shared_ptr<SlotWriter>> Engine::WriteSlots(CallContext conte
   return SlotWriter::Create(environment_, std::move(context), request, std::move(done));
 }
 
+absl::StatusOr<std::shared_ptr<Call>> Engine::SaveSnapshots(CallContext context, std::vector<SlotSaveRequest> saves,
+                                                            SavesDone done) const {
+  return MakeSaveSnapshots(environment_, std::move(context), std::move(saves), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<Call>> Engine::RestoreSnapshots(CallContext context,
+                                                               std::vector<SlotRestoreRequest> restores,
+                                                               RestoresDone done) const {
+  return MakeRestoreSnapshots(environment_, std::move(context), std::move(restores), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<Call>> Engine::ReadSnapshot(cache::SnapshotSpace space, std::string key,
+                                                           ContentsDone done) const {
+  return MakeReadSnapshot(environment_, std::move(space), std::move(key), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<Call>> Engine::WriteSnapshot(cache::SnapshotSpace space, std::string key,
+                                                            SnapshotContents contents, OutcomeDone done) const {
+  return MakeWriteSnapshot(environment_, std::move(space), std::move(key), std::move(contents), std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<StagingBuffer>> Engine::Stage(std::int64_t bytes) const {
+  return StageBytes(environment_.staging, bytes);
+}
+
 }  // namespace gdpcache::engine

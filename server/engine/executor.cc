@@ -37,11 +37,9 @@ Executor::~Executor() {
 }
 
 void Executor::Submit(Task task) {
-  {
-    const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
-  }
-  wake_.notify_one();
+  const std::lock_guard lock(mutex_);
+  tasks_.push_back(std::move(task));
+  wake_.notify_one();  // under the lock, for the task may be the last before the executor goes
 }
 
 void Executor::RunHere(Task task) {

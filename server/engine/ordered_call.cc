@@ -15,19 +15,34 @@ void OrderedCall::Start() {
   });
   if (!session_call.ok()) return Conclude(session_call.status(), false);
   session_call_ = *std::move(session_call);
-  if (absl::Status status = TakePlaces(); !status.ok()) return Conclude(std::move(status), false);
+  Prepare();
+  Lock lock(mutex_);
+  state_ = State::kPreparing;
+  AdvanceLocked(std::move(lock), true);
+}
+
+void OrderedCall::Prepared(absl::Status status) {
+  Lock lock(mutex_);
+  if (EndedLocked().has_value()) return;
+  prepared_ = true;
+  if (!status.ok()) failure_ = std::move(status);
+  AdvanceLocked(std::move(lock), false);
+}
+
+void OrderedCall::TakePlaces(bool may_run_here) {
+  {
+    std::unique_lock arrival(cache().arrivals());
+    const absl::StatusOr<Places> places = Arrive();
+    if (!places.ok()) {
+      arrival.unlock();
+      return Conclude(places.status(), false);
+    }
+    claim_ = cache().sequencer().Enqueue(places->layers, places->slots, [self = shared_from_this()] { self->Ready(); });
+  }
   Lock lock(mutex_);
   state_ = State::kActive;
   // Where a device does the work, it lasts longer than the caller's thread may wait.
-  AdvanceLocked(std::move(lock), IsSmall() && environment_.device_staging == nullptr);
-}
-
-absl::Status OrderedCall::TakePlaces() {
-  const std::lock_guard arrival(cache().arrivals());
-  const absl::StatusOr<Places> places = Arrive();
-  if (!places.ok()) return places.status();
-  claim_ = cache().sequencer().Enqueue(places->layers, places->slots, [self = shared_from_this()] { self->Ready(); });
-  return absl::OkStatus();
+  AdvanceLocked(std::move(lock), may_run_here && IsSmall() && environment_.device_staging == nullptr);
 }
 
 void OrderedCall::Ready() {
@@ -55,12 +70,19 @@ void OrderedCall::FailLocked(Lock lock, absl::Status reason) {
 }
 
 void OrderedCall::AdvanceLocked(Lock lock, bool may_run_here) {
-  if (state_ != State::kActive || busy_) return;
+  if ((state_ != State::kPreparing && state_ != State::kActive) || busy_) return;
   if (failure_.has_value()) {
+    const bool arrived = state_ == State::kActive;
     state_ = State::kOver;
     absl::Status status = *failure_;
     lock.unlock();
-    return Conclude(std::move(status), true);
+    return Conclude(std::move(status), arrived);
+  }
+  if (state_ == State::kPreparing) {
+    if (!prepared_) return;
+    state_ = State::kArriving;
+    lock.unlock();
+    return TakePlaces(may_run_here);
   }
   if (!ready_ || !HasStep()) return;
   busy_ = true;

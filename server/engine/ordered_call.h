@@ -24,13 +24,14 @@ struct Places {
   std::vector<std::int64_t> slots;
 };
 
-/// A call that waits for its slots and then does its work in steps, one after the other, on the executor.
+/// A call that gets what it needs, waits for its slots and then does its work in steps, one after the other, on the
+/// executor.
 ///
-///   new -> starting -> active -> over
+///   new -> starting -> preparing -> arriving -> active -> over
 ///
 /// While active it is busy (a step runs) or idle (it waits for its slots, or for whatever its next step needs). Cancel
-/// ends an idle call at once and a busy one after its step, unless its commit has begun. While it starts, only the
-/// starting thread touches more than the flags.
+/// ends a call that prepares or is idle at once and a busy one after its step, unless its commit has begun. While it
+/// starts or arrives, only the thread that makes it do so touches more than the flags.
 class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall> {
  public:
   void Start() final;
@@ -45,6 +46,11 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   const Environment& environment() const { return environment_; }
   const CallContext& context() const { return context_; }
   cache::Cache& cache() const { return *context_.session->cache(); }
+
+  /// Begins to get what the call needs before it takes its place in the order of its slots. Prepared tells, maybe
+  /// before this returns, that it is there, or why it is not; what comes after the call's end is to be dropped.
+  virtual void Prepare() { Prepared(absl::OkStatus()); }
+  void Prepared(absl::Status status);
 
   /// Makes sure of the slots that the call needs; runs under the cache's arrivals().
   virtual absl::StatusOr<Places> Arrive() = 0;
@@ -83,9 +89,9 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   void AdvanceLocked(Lock lock) { AdvanceLocked(std::move(lock), false); }
 
  private:
-  enum class State : std::uint8_t { kNew, kStarting, kActive, kOver };
+  enum class State : std::uint8_t { kNew, kStarting, kPreparing, kArriving, kActive, kOver };
 
-  absl::Status TakePlaces();
+  void TakePlaces(bool may_run_here);
   void Ready();
   void AdvanceLocked(Lock lock, bool may_run_here);
   void DoStep(kernels::Stream& stream);
@@ -98,6 +104,7 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
 
   std::mutex mutex_;  // guards what follows
   State state_ = State::kNew;
+  bool prepared_ = false;
   bool ready_ = false;  // the claim is
   bool busy_ = false;
   bool committing_ = false;

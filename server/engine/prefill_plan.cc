@@ -1,11 +1,15 @@
 #include "server/engine/prefill_plan.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/cache/errors.h"
+#include "server/cache/snapshots/snapshot.h"
+#include "server/engine/distinct_values.h"
 
 namespace gdpcache::engine {
 namespace {
@@ -21,7 +25,7 @@ class Planner {
     using Step = absl::Status (Planner::*)();
     for (const Step step : {&Planner::PlanShape, &Planner::PlanRows, &Planner::PlanSequences, &Planner::CheckOperands,
                             &Planner::PlanSlots, &Planner::PlanInitialState, &Planner::CheckChunks,
-                            &Planner::PlanStates, &Planner::PlanResults}) {
+                            &Planner::PlanStates, &Planner::PlanResults, &Planner::PlanSnapshots}) {
       if (absl::Status status = (this->*step)(); !status.ok()) return status;
     }
     return std::move(plan_);
@@ -342,6 +346,45 @@ class Planner {
       return InvalidField("output_final_state", absl::StrCat("with ", N(), " sequences would exceed 2^62 bytes"));
     }
     plan_.final_state_bytes = *final_state_bytes;
+    return absl::OkStatus();
+  }
+
+  absl::Status PlanSnapshots() {
+    const std::vector<SnapshotDirective>& directives = request_.snapshots;
+    if (static_cast<std::int64_t>(directives.size()) > kMaxDirectives) {
+      return InvalidField("snapshots",
+                          absl::StrCat("has ", directives.size(), " entries; it may have ", kMaxDirectives));
+    }
+    plan_.snapshots.reserve(directives.size());
+    DistinctValues keys("keys");
+    for (std::size_t i = 0; i < directives.size(); ++i) {
+      const SnapshotDirective& directive = directives[i];
+      const std::string field = absl::StrCat("snapshots[", i, "].");
+      if (directive.sequence < 0 || directive.sequence >= N()) {
+        return InvalidField(field + "sequence",
+                            absl::StrCat("is ", directive.sequence, "; the call has ", N(), " sequences"));
+      }
+      const std::int64_t tokens = plan_.sequences[directive.sequence].length / plan_.shape.num_householder;
+      const std::int64_t last = BoundaryCount(plan_, plan_.sequences[directive.sequence].length);
+      if (directive.boundary < 0 || directive.boundary > last) {
+        return InvalidField(field + "boundary",
+                            absl::StrCat("is ", directive.boundary, "; sequence ", directive.sequence, " of ", tokens,
+                                         " tokens has boundaries 0 to ", last));
+      }
+      if (absl::Status status = cache::CheckSnapshotKey(field + "key", directive.key); !status.ok()) return status;
+      if (absl::Status status = keys.Add(absl::BytesToHexString(directive.key), field + "key"); !status.ok()) {
+        return status;
+      }
+      if (static_cast<std::int64_t>(directive.auxiliary.size()) != geometry_.auxiliary_bytes) {
+        return InvalidField(field + "auxiliary", absl::StrCat("has ", directive.auxiliary.size(),
+                                                              " bytes; the cache keeps ", geometry_.auxiliary_bytes));
+      }
+      plan_.snapshots.push_back({.sequence = directive.sequence,
+                                 .boundary = directive.boundary,
+                                 .tokens = std::min(directive.boundary * plan_.shape.chunk_size, tokens),
+                                 .key = std::string(directive.key),
+                                 .auxiliary = directive.auxiliary});
+    }
     return absl::OkStatus();
   }
 

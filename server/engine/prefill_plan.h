@@ -2,9 +2,11 @@
 #define GDPCACHE_SERVER_ENGINE_PREFILL_PLAN_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kernels/recurrence.h"
 #include "server/cache/geometry.h"
 #include "server/engine/prefill_request.h"
@@ -13,6 +15,7 @@ namespace gdpcache::engine {
 
 inline constexpr std::int64_t kMaxSequences = 65'536;   // N of one call
 inline constexpr std::int64_t kMaxNumHouseholder = 64;  // M of one call
+inline constexpr std::int64_t kMaxDirectives = 65'536;  // snapshots of one call
 
 /// One sequence of a validated call.
 struct SequencePlan {
@@ -21,6 +24,15 @@ struct SequencePlan {
   std::int64_t slot = -1;    // -1: none
   std::int64_t h_begin = 0;  // its states in h: [h_begin, h_end)
   std::int64_t h_end = 0;
+};
+
+/// One boundary to be kept.
+struct SnapshotPlan {
+  std::int64_t sequence = 0;
+  std::int64_t boundary = 0;  // BoundaryCount() is the sequence's end
+  std::int64_t tokens = 0;    // of the sequence before it
+  std::string key;
+  absl::string_view auxiliary;  // the caller's memory
 };
 
 /// A call whose every field has been validated against its cache's geometry, and what follows from them. Only what
@@ -38,6 +50,7 @@ struct PrefillPlan {
   std::vector<BoundaryRef> selected;  // kSelected: what h holds
   std::int64_t h_states = 0;          // states in h
   kernels::DataType states_dtype = kernels::DataType::kFloat32;
+  std::vector<SnapshotPlan> snapshots;  // as the directives stand
   bool has_g = false;
   bool natural_decay = false;
   bool save_new_value = false;

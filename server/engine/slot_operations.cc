@@ -1,47 +1,23 @@
 #include "server/engine/slot_operations.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "server/cache/errors.h"
+#include "server/engine/distinct_values.h"
 #include "server/engine/ordered_call.h"
+#include "server/engine/slot_memory.h"
 
 namespace gdpcache::engine {
 namespace {
-
-constexpr std::int64_t kSmallBytes = std::int64_t{512} << 10;  // moved sooner than a worker wakes up
-
-std::vector<std::int64_t> AllLayers(const cache::Cache& cache) {
-  std::vector<std::int64_t> layers(cache.geometry().layers);
-  std::iota(layers.begin(), layers.end(), 0);
-  return layers;
-}
-
-/// Bytes of one slot in all layers.
-std::int64_t SlotBytes(const cache::Geometry& geometry) {
-  return geometry.layers * (geometry.state_bytes() + geometry.auxiliary_bytes);
-}
-
-/// A slot's memory: a state and, where the cache keeps any, auxiliary bytes per layer.
-std::vector<kernels::ByteRange> Ranges(const cache::Cache& cache, std::int64_t slot) {
-  const cache::Geometry& geometry = cache.geometry();
-  std::vector<kernels::ByteRange> ranges;
-  ranges.reserve(2 * geometry.layers);
-  for (std::int64_t layer = 0; layer < geometry.layers; ++layer) {
-    ranges.push_back({cache.pool().State(layer, slot).data, static_cast<std::size_t>(geometry.state_bytes())});
-    if (geometry.auxiliary_bytes > 0) ranges.push_back(cache.pool().Auxiliary(layer, slot));
-  }
-  return ranges;
-}
 
 absl::Status ZeroSlots(const Environment& environment, const cache::Cache& cache, absl::Span<const std::int64_t> slots,
                        kernels::Stream& stream) {
   std::vector<kernels::ByteRange> ranges;
   for (const std::int64_t slot : slots) {
-    const std::vector<kernels::ByteRange> more = Ranges(cache, slot);
+    const std::vector<kernels::ByteRange> more = SlotRanges(cache, slot);
     ranges.insert(ranges.end(), more.begin(), more.end());
   }
   if (absl::Status status = environment.backend.ZeroBytes(ranges, stream); !status.ok()) return status;
@@ -58,7 +34,7 @@ class AcquireSlotsCall final : public OneStepCall {
     absl::StatusOr<std::vector<std::int64_t>> slots = cache().slots().Acquire(context().session->key(), count_);
     if (!slots.ok()) return slots.status();
     slots_ = *std::move(slots);
-    return Places{AllLayers(cache()), slots_};
+    return Places{AllLayers(cache().geometry()), slots_};
   }
 
   bool IsSmall() const override { return count_ <= kSmallBytes / SlotBytes(cache().geometry()); }
@@ -98,7 +74,7 @@ class ReleaseSlotsCall final : public OneStepCall {
     if (absl::Status status = cache().slots().BeginRelease(context().session->key(), slots_, "slots"); !status.ok()) {
       return status;
     }
-    return Places{AllLayers(cache()), slots_};
+    return Places{AllLayers(cache().geometry()), slots_};
   }
   bool IsSmall() const override { return true; }
   bool IsCancellable() const override { return false; }
@@ -122,7 +98,7 @@ class ResetSlotsCall final : public OneStepCall {
     if (absl::Status status = cache().slots().CheckHeld(context().session->key(), slots_, "slots"); !status.ok()) {
       return status;
     }
-    return Places{AllLayers(cache()), slots_};
+    return Places{AllLayers(cache().geometry()), slots_};
   }
 
   bool IsSmall() const override {
@@ -173,7 +149,7 @@ class CopySlotsCall final : public OneStepCall {
       named.insert(copy.source);
       named.insert(copy.destinations.begin(), copy.destinations.end());
     }
-    return Places{AllLayers(cache()), {named.begin(), named.end()}};
+    return Places{AllLayers(cache().geometry()), {named.begin(), named.end()}};
   }
 
   bool IsSmall() const override {
@@ -188,7 +164,7 @@ class CopySlotsCall final : public OneStepCall {
       absl::StatusOr<StagingBuffer> buffer = staging_->Acquire(SlotBytes(cache().geometry()));
       if (!buffer.ok()) return buffer.status();
       std::byte* place = buffer->data();
-      for (const kernels::ByteRange& range : Ranges(cache(), slot)) {
+      for (const kernels::ByteRange& range : SlotRanges(cache(), slot)) {
         copies.push_back({place, range.data, range.size});
         sources[slot].push_back({place, range.size});
         place += range.size;
@@ -204,10 +180,8 @@ class CopySlotsCall final : public OneStepCall {
     copies.clear();
     for (const SlotMove& move : moves_) {
       const auto aside = sources.find(move.source);
-      const std::vector<kernels::ByteRange> from =
-          aside != sources.end() ? aside->second : Ranges(cache(), move.source);
-      const std::vector<kernels::ByteRange> to = Ranges(cache(), move.destination);
-      for (std::size_t i = 0; i < to.size(); ++i) copies.push_back({to[i].data, from[i].data, to[i].size});
+      AppendCopies(SlotRanges(cache(), move.destination),
+                   aside != sources.end() ? aside->second : SlotRanges(cache(), move.source), copies);
     }
     if (absl::Status status = BeginCommit(); !status.ok()) return status;
     absl::Status status = environment().backend.CopyBytes(copies, stream);
@@ -272,16 +246,12 @@ absl::StatusOr<std::shared_ptr<Call>> MakeResetSlots(const Environment& environm
 
 absl::StatusOr<std::shared_ptr<Call>> MakeCopySlots(const Environment& environment, CallContext context,
                                                     std::vector<SlotCopyRequest> copies, Done done) {
-  absl::flat_hash_map<std::int64_t, std::string> fields;
+  DistinctValues destinations("destinations");
   for (std::size_t i = 0; i < copies.size(); ++i) {
     for (std::size_t j = 0; j < copies[i].destinations.size(); ++j) {
-      const std::int64_t destination = copies[i].destinations[j];
-      std::string field = absl::StrCat("copies[", i, "].destinations[", j, "]");
-      const auto [first, inserted] = fields.emplace(destination, field);
-      if (!inserted) {
-        return cache::InvalidField(
-            field, absl::StrCat("is ", destination, ", as is ", first->second, "; destinations must be distinct"));
-      }
+      absl::Status status = destinations.Add(absl::StrCat(copies[i].destinations[j]),
+                                             absl::StrCat("copies[", i, "].destinations[", j, "]"));
+      if (!status.ok()) return status;
     }
   }
   std::vector<SlotMove> moves = ResolveCopies(copies);

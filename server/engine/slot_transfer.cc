@@ -1,25 +1,21 @@
 #include "server/engine/slot_transfer.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "server/cache/errors.h"
+#include "server/engine/slot_memory.h"
 
 namespace gdpcache::engine {
 namespace {
 
 using cache::InvalidField;
 
-// Where a written slot may stand: no number of tokens that can be sent counts on from there beyond 2^63.
-constexpr std::int64_t kMaxPosition = std::int64_t{1} << 62;
-
 /// Checks the layers, and spells them out where there are none. The slots are SlotTable's to check.
 absl::Status CompleteSelection(const cache::Geometry& geometry, absl::string_view prefix, SlotSelection& selection) {
   if (selection.layers.empty()) {
-    selection.layers.resize(geometry.layers);
-    std::iota(selection.layers.begin(), selection.layers.end(), 0);
+    selection.layers = AllLayers(geometry);
     return absl::OkStatus();
   }
   absl::flat_hash_map<std::int64_t, std::size_t> named;

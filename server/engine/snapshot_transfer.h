@@ -11,6 +11,7 @@
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/call.h"
 #include "server/engine/environment.h"
+#include "server/engine/staging_pool.h"
 
 /// Whole snapshots out of the store into host memory, and back.
 namespace gdpcache::engine {
@@ -21,6 +22,9 @@ struct SnapshotContents {
   std::vector<cache::SnapshotPart> parts;  // one per layer
   std::shared_ptr<const void> owner;
 };
+
+/// `bytes` of the staging budget, for a snapshot on its way. RESOURCE_EXHAUSTED.
+absl::StatusOr<std::shared_ptr<StagingBuffer>> StageBytes(StagingPool& staging, std::int64_t bytes);
 
 using ContentsDone = absl::AnyInvocable<void(absl::StatusOr<SnapshotContents>)>;
 using OutcomeDone = absl::AnyInvocable<void(absl::StatusOr<cache::SnapshotOutcome>)>;

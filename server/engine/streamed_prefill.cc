@@ -313,6 +313,7 @@ absl::StatusOr<bool> StreamedPrefill::RunStep(kernels::Stream& stream) {
     begun_ = true;
     result_.timing.queue_us = absl::ToInt64Microseconds(absl::Now() - created_);
     if (absl::Status status = CheckPositions(plan_, cache()); !status.ok()) return status;
+    if (absl::Status status = snapshots_.Begin(environment(), context(), plan_); !status.ok()) return status;
   }
   std::shared_ptr<Stage> stage;
   {
@@ -321,6 +322,7 @@ absl::StatusOr<bool> StreamedPrefill::RunStep(kernels::Stream& stream) {
   }
   if (stage == nullptr || in_place_) {
     if (absl::Status status = in_place_ ? ComputeSegment(stream, *stage) : Commit(stream); !status.ok()) return status;
+    result_.snapshots = snapshots_.Commit();
     const absl::Time now = absl::Now();
     result_.positions = Positions(plan_, cache());
     result_.timing.total_us = absl::ToInt64Microseconds(now - created_);
@@ -422,7 +424,7 @@ absl::Status StreamedPrefill::ComputeSegment(kernels::Stream& stream, Stage& sta
   if (!device.ok()) return device.status();
   if (absl::Status status = UploadInitialStates(stream, segment); !status.ok()) return status;
   const SegmentMemory& reached = device->memory();
-  const Launch launch = DescribeSegment(plan_, segment, reached, [&](std::int64_t n, bool begins, bool ends) {
+  Launch launch = DescribeSegment(plan_, segment, reached, [&](std::int64_t n, bool begins, bool ends) {
     return in_place_ ? StatesInPlace(plan_, cache(), reached.initial_state, n) : ScratchStates(n, begins, ends);
   });
   if (plan_.check_finite) {
@@ -430,8 +432,10 @@ absl::Status StreamedPrefill::ComputeSegment(kernels::Stream& stream, Stage& sta
       return status;
     }
   }
+  snapshots_.Join(plan_, segment, launch);
   const auto compute = [&]() -> absl::Status {
     absl::Status status = backend.RunRecurrence(plan_.shape, launch.sequences, stream);
+    if (status.ok()) status = snapshots_.CopyFinalStates(backend, plan_.shape, stream);
     return status.ok() ? device->Download() : status;
   };
   if (in_place_) {
@@ -463,7 +467,10 @@ absl::Status StreamedPrefill::CommitStates(kernels::Stream& stream, absl::Functi
   if (!backup.ok()) return backup.status();
   if (absl::Status status = BeginCommit(); !status.ok()) return status;
   return CommitPrefill(environment().backend, stream, plan_, cache(),
-                       plan_.has_auxiliary_state ? auxiliary_->data() : nullptr, backup->data(), write_states);
+                       plan_.has_auxiliary_state ? auxiliary_->data() : nullptr, backup->data(), [&] {
+                         absl::Status status = snapshots_.CopyAuxiliary(environment().backend, plan_, stream);
+                         return status.ok() ? write_states() : status;
+                       });
 }
 
 absl::Status StreamedPrefill::Commit(kernels::Stream& stream) {
@@ -484,6 +491,7 @@ absl::Status StreamedPrefill::Commit(kernels::Stream& stream) {
 }
 
 void StreamedPrefill::LetGo() {
+  snapshots_ = PrefillSnapshots();
   const std::lock_guard lock(mutex());
   stages_.clear();
   scratch_.reset();

@@ -17,6 +17,7 @@
 #include "server/engine/prefill_plan.h"
 #include "server/engine/prefill_request.h"
 #include "server/engine/prefill_result.h"
+#include "server/engine/prefill_snapshots.h"
 #include "server/engine/segment.h"
 #include "server/engine/streaming.h"
 
@@ -112,6 +113,7 @@ class StreamedPrefill final : public OrderedCall, public StreamedInput, public S
   // Of the steps, one at a time.
   bool begun_ = false;
   std::int64_t computed_ = 0;  // segments
+  PrefillSnapshots snapshots_;
   PrefillResult result_;
 
   // Guarded by mutex().

@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "server/cache/errors.h"
 #include "server/engine/device_segment.h"
+#include "server/engine/prefill_snapshots.h"
 #include "server/engine/prefill_steps.h"
 
 namespace gdpcache::engine {
@@ -96,11 +97,12 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
     backup = *std::move(buffer);
   }
 
+  PrefillSnapshots snapshots;  // before the segment, whose end waits until nothing is written any more
   const absl::StatusOr<DeviceSegment> device =
       DeviceSegment::Upload(environment(), device_staging_.get(), plan_, segment, memory, stream);
   if (!device.ok()) return device.status();
   const SegmentMemory& reached = device->memory();
-  const Launch launch = DescribeSegment(plan_, segment, reached, [&](std::int64_t n, bool, bool) {
+  Launch launch = DescribeSegment(plan_, segment, reached, [&](std::int64_t n, bool, bool) {
     return StatesInPlace(plan_, cache(), reached.initial_state, n);
   });
   if (plan_.check_finite) {
@@ -108,6 +110,8 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
       return status;
     }
   }
+  if (absl::Status status = snapshots.Begin(environment(), context(), plan_); !status.ok()) return status;
+  snapshots.Join(plan_, segment, launch);
   const absl::Time staged = absl::Now();
   result_.timing.stage_in_us = absl::ToInt64Microseconds(staged - started);
 
@@ -115,10 +119,13 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
   const absl::Status committed =
       CommitPrefill(backend, stream, plan_, cache(), plan_.has_auxiliary_state ? auxiliary_ : nullptr, backup.data(),
                     [&]() -> absl::Status {
-                      absl::Status status = backend.RunRecurrence(plan_.shape, launch.sequences, stream);
+                      absl::Status status = snapshots.CopyAuxiliary(backend, plan_, stream);
+                      if (status.ok()) status = backend.RunRecurrence(plan_.shape, launch.sequences, stream);
+                      if (status.ok()) status = snapshots.CopyFinalStates(backend, plan_.shape, stream);
                       return status.ok() ? device->Download() : status;
                     });
   if (!committed.ok()) return committed;
+  result_.snapshots = snapshots.Commit();
   const absl::Time computed = absl::Now();
   result_.timing.compute_us = absl::ToInt64Microseconds(computed - staged);
 

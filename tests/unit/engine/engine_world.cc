@@ -5,6 +5,8 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "server/cache/snapshots/memory_tier.h"
+#include "server/engine/slot_memory.h"
 
 namespace gdpcache::engine {
 
@@ -21,6 +23,11 @@ constexpr cache::CatalogLimits kLimits = {.max_caches = 1000,
                                           .state_memory_bytes = std::int64_t{1} << 33,
                                           .default_session_ttl = absl::Seconds(60),
                                           .max_session_ttl = absl::Hours(1)};
+
+constexpr cache::SnapshotLimits kSnapshotLimits = {.pinned_bytes = std::int64_t{1} << 30,
+                                                   .max_watches = 10,
+                                                   .max_pin_ttl = absl::Hours(1),
+                                                   .pending_timeout = absl::Minutes(1)};
 
 std::unique_ptr<kernels::Backend> CpuBackend() {
   auto backend = kernels::CreateBackend({.choice = kernels::BackendChoice::kCpu, .cpu_threads = 2, .cuda_device = 0});
@@ -42,12 +49,23 @@ TensorArgument ArgumentOf(const HostTensor& tensor, TensorTransport transport) {
 
 }  // namespace
 
-World::World(const EngineOptions& options, Memory memory)
+Tiers DeviceTier(std::int64_t bytes) {
+  return [bytes](kernels::Backend& backend) {
+    std::vector<cache::StoreTier> tiers;
+    tiers.push_back({std::make_unique<cache::MemoryTier>(backend, cache::TierKind::kDevice, bytes), bytes, bytes});
+    return tiers;
+  };
+}
+
+World::World(const EngineOptions& options, Memory memory, const Tiers& tiers)
     : cpu(CpuBackend()),
       separate(*cpu),
       backend(memory == Memory::kSeparate ? static_cast<kernels::Backend&>(separate) : *cpu),
-      catalog(backend, clock, kLimits) {
-  auto created = Engine::Create(backend, options);
+      catalog(backend, clock, kLimits, [this](cache::SessionKey session) { store->EndSession(session); }) {
+  auto made = cache::SnapshotStore::Create(backend, clock, tiers(backend), {.limits = kSnapshotLimits, .log = nullptr});
+  EXPECT_TRUE(made.ok()) << made.status();
+  store = *std::move(made);
+  auto created = Engine::Create(backend, options, store.get());
   EXPECT_TRUE(created.ok()) << created.status();
   engine = *std::move(created);
 }
@@ -101,6 +119,54 @@ HostTensor StoreState(const cache::Cache& cache, std::int64_t layer) {
   }
   return state;
 }
+
+void LoadAuxiliary(const cache::Cache& cache, std::int64_t layer, std::int64_t slot, const std::string& bytes) {
+  const kernels::ByteRange place = cache.pool().Auxiliary(layer, slot);
+  ASSERT_EQ(bytes.size(), place.size);
+  std::memcpy(SeparateMemoryBackend::HostAddress(place.data), bytes.data(), bytes.size());
+}
+
+Kept ContentOf(const cache::Cache& cache, std::int64_t slot) {
+  Kept kept{.position = cache.slots().Position(0, slot), .states = {}, .auxiliary = {}};
+  for (std::int64_t layer = 0; layer < cache.geometry().layers; ++layer) {
+    EXPECT_EQ(cache.slots().Position(layer, slot), kept.position);
+    const auto* state = SeparateMemoryBackend::HostAddress(cache.pool().State(layer, slot).data);
+    kept.states.emplace_back(static_cast<const char*>(state), cache.geometry().state_bytes());
+    const kernels::ByteRange auxiliary = cache.pool().Auxiliary(layer, slot);
+    kept.auxiliary.emplace_back(static_cast<const char*>(SeparateMemoryBackend::HostAddress(auxiliary.data)),
+                                auxiliary.size);
+  }
+  return kept;
+}
+
+absl::StatusOr<std::vector<cache::SnapshotOutcome>> Save(const World& world,
+                                                         const std::shared_ptr<cache::Session>& session,
+                                                         std::vector<SlotSaveRequest> saves) {
+  return Complete<absl::StatusOr<std::vector<cache::SnapshotOutcome>>>([&](SavesDone done) {
+    return world.engine->SaveSnapshots({.session = session}, std::move(saves), std::move(done));
+  });
+}
+
+absl::StatusOr<std::vector<std::int64_t>> Restore(const World& world, const std::shared_ptr<cache::Session>& session,
+                                                  std::vector<SlotRestoreRequest> restores) {
+  return Complete<absl::StatusOr<std::vector<std::int64_t>>>([&](RestoresDone done) {
+    return world.engine->RestoreSnapshots({.session = session}, std::move(restores), std::move(done));
+  });
+}
+
+absl::StatusOr<Kept> ReadSnapshot(const World& world, const cache::Session& session, const std::string& key) {
+  const auto contents = Complete<absl::StatusOr<SnapshotContents>>(
+      [&](ContentsDone done) { return world.engine->ReadSnapshot(SpaceOf(session), key, std::move(done)); });
+  if (!contents.ok()) return contents.status();
+  Kept kept{.position = contents->position, .states = {}, .auxiliary = {}};
+  for (const cache::SnapshotPart& part : contents->parts) {
+    kept.states.emplace_back(static_cast<const char*>(part.state.data), part.state.size);
+    kept.auxiliary.emplace_back(static_cast<const char*>(part.auxiliary.data), part.auxiliary.size);
+  }
+  return kept;
+}
+
+std::string KeyOf(const std::string& name) { return absl::StrCat("0123456789abcdef:", name); }
 
 std::size_t Fingerprint(const cache::Cache& cache) {
   const cache::Geometry& geometry = cache.geometry();
@@ -264,7 +330,8 @@ absl::Status SendAll(StreamedInput& call, CollectingPeer& peer, std::vector<Feed
 }
 
 absl::StatusOr<Ran> RunStreamed(const World& world, std::shared_ptr<cache::Session> session, const Problem& problem,
-                                const PrefillRequest& request, std::uint64_t seed, std::int64_t lead) {
+                                const PrefillRequest& request, std::uint64_t seed, std::int64_t lead,
+                                const std::vector<Feed>& more) {
   std::mt19937_64 random(seed);
   CollectingPeer peer;
   Outcome<absl::StatusOr<PrefillResult>> outcome;
@@ -276,7 +343,9 @@ absl::StatusOr<Ran> RunStreamed(const World& world, std::shared_ptr<cache::Sessi
   if (!call.ok()) return call.status();
   peer.SetCall(call->get());
   (*call)->Start();
-  const absl::Status sent = SendAll(**call, peer, FeedsOf(problem), random, lead);
+  std::vector<Feed> feeds = FeedsOf(problem);
+  feeds.insert(feeds.end(), more.begin(), more.end());
+  const absl::Status sent = SendAll(**call, peer, std::move(feeds), random, lead);
   absl::StatusOr<PrefillResult> result = outcome.Take();
   if (!result.ok()) return result.status();
   if (!sent.ok()) return sent;

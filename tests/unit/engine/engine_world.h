@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "server/cache/catalog.h"
+#include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
 #include "tests/reference/problem.h"
 #include "tests/support/fault_injecting_backend.h"
@@ -56,13 +58,30 @@ class Outcome {
   std::optional<T> value_;
 };
 
+/// Makes a call, starts it and waits for its end.
+template <typename T, typename Make>
+T Complete(Make make) {
+  Outcome<T> outcome;
+  const auto call = make([&outcome](T value) { outcome.Set(std::move(value)); });
+  if (!call.ok()) return call.status();
+  (*call)->Start();
+  return outcome.Take();
+}
+
 /// Whether the backend's device memory is the host's.
 enum class Memory : std::uint8_t { kUnified, kSeparate };
 
-/// A backend on the CPU whose operations can be made to fail, caches and sessions on a clock that stands still, an
-/// engine.
+/// Where a world keeps its snapshots.
+using Tiers = std::function<std::vector<cache::StoreTier>(kernels::Backend&)>;
+
+/// Device memory alone, `bytes` of it.
+Tiers DeviceTier(std::int64_t bytes = std::int64_t{1} << 30);
+
+/// A backend on the CPU whose operations can be made to fail, caches and sessions on a clock that stands still, a store
+/// of snapshots, an engine.
 struct World {
-  explicit World(const EngineOptions& options = {}, Memory memory = Memory::kUnified);
+  explicit World(const EngineOptions& options = {}, Memory memory = Memory::kUnified,
+                 const Tiers& tiers = DeviceTier());
 
   /// A session on a new cache, all of whose slots it holds.
   std::shared_ptr<cache::Session> OpenSession(const cache::Geometry& geometry);
@@ -73,6 +92,7 @@ struct World {
   test::SeparateMemoryBackend separate;
   test::FaultInjectingBackend backend;
   test::ManualClock clock;
+  std::unique_ptr<cache::SnapshotStore> store;
   cache::Catalog catalog;
   std::unique_ptr<Engine> engine;
   int caches = 0;
@@ -86,6 +106,31 @@ cache::Geometry GeometryOf(const testing::Problem& problem, std::int64_t layers 
 /// Puts a [S, H, K, V] state of the cache's dtype into a layer, and takes it out. Only while no call runs.
 void LoadState(const cache::Cache& cache, std::int64_t layer, const testing::HostTensor& state);
 testing::HostTensor StoreState(const cache::Cache& cache, std::int64_t layer);
+
+/// Puts auxiliary bytes into a slot's layer. Only while no call runs.
+void LoadAuxiliary(const cache::Cache& cache, std::int64_t layer, std::int64_t slot, const std::string& bytes);
+
+/// A snapshot as a test sees it: position, then per layer its state and its auxiliary bytes.
+struct Kept {
+  std::int64_t position = 0;
+  std::vector<std::string> states;
+  std::vector<std::string> auxiliary;
+
+  bool operator==(const Kept&) const = default;
+};
+
+/// What a slot holds, if all its layers are at one position. Only while no call runs.
+Kept ContentOf(const cache::Cache& cache, std::int64_t slot);
+
+absl::StatusOr<std::vector<cache::SnapshotOutcome>> Save(const World& world,
+                                                         const std::shared_ptr<cache::Session>& session,
+                                                         std::vector<SlotSaveRequest> saves);
+absl::StatusOr<std::vector<std::int64_t>> Restore(const World& world, const std::shared_ptr<cache::Session>& session,
+                                                  std::vector<SlotRestoreRequest> restores);
+absl::StatusOr<Kept> ReadSnapshot(const World& world, const cache::Session& session, const std::string& key);
+
+/// A key that tells tests apart.
+std::string KeyOf(const std::string& name);
 
 /// A hash of all bytes of a cache and all its positions: the same before and after a call that changed nothing.
 std::size_t Fingerprint(const cache::Cache& cache);
@@ -146,10 +191,10 @@ absl::Status Send(StreamedInput& call, Feed& feed, std::int64_t size);
 absl::Status SendAll(StreamedInput& call, CollectingPeer& peer, std::vector<Feed> feeds, std::mt19937_64& random,
                      std::int64_t lead);
 
-/// Runs the request as a stream and waits for it.
+/// Runs the request as a stream of the problem's tensors and `more`, and waits for it.
 absl::StatusOr<Ran> RunStreamed(const World& world, std::shared_ptr<cache::Session> session,
                                 const testing::Problem& problem, const PrefillRequest& request, std::uint64_t seed,
-                                std::int64_t lead = 100);
+                                std::int64_t lead = 100, const std::vector<Feed>& more = {});
 
 }  // namespace gdpcache::engine
 

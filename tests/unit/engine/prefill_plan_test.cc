@@ -16,6 +16,8 @@ namespace gdpcache::engine {
 namespace {
 
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+constexpr absl::string_view kKey = "0123456789abcdef";
+constexpr absl::string_view kAuxiliary = "6bytes";
 
 /// A request that owns what it points to: H = 3, K = 4, V = 5, bfloat16, ragged.
 struct Request {
@@ -147,6 +149,24 @@ TEST(PrefillPlan, SelectedStatesComeInTheirOrder) {
   EXPECT_EQ(plan->sequences[0].h_end, 2);
   EXPECT_EQ(plan->sequences[1].h_begin, 2);
   EXPECT_EQ(plan->sequences[2].h_end, 3);
+}
+
+TEST(PrefillPlan, SnapshotsLieBetweenTheSequencesStartAndItsEnd) {
+  Request request;
+  const std::string keys[] = {"0123456789abcdef0", "0123456789abcdef1", "0123456789abcdef2", "0123456789abcdef3"};
+  request.request.snapshots = {
+      {2, 1, keys[0], kAuxiliary}, {0, 0, keys[1], kAuxiliary}, {0, 3, keys[2], "other6"}, {1, 0, keys[3], kAuxiliary}};
+  const auto plan = request.Plan();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->snapshots.size(), 4U);
+  EXPECT_EQ(plan->snapshots[0].tokens, 13);
+  EXPECT_EQ(plan->snapshots[1].tokens, 0);
+  EXPECT_EQ(plan->snapshots[2].tokens, 35);
+  EXPECT_EQ(plan->snapshots[2].key, keys[2]);
+  EXPECT_EQ(plan->snapshots[2].auxiliary, "other6");
+  EXPECT_EQ(plan->snapshots[3].tokens, 0);
+  request.request.snapshots = {{0, 2, keys[0], kAuxiliary}};
+  EXPECT_EQ(request.Plan()->snapshots[0].tokens, 32);
 }
 
 TEST(PrefillPlan, RightChunkTablesPass) {
@@ -389,6 +409,28 @@ INSTANTIATE_TEST_SUITE_P(
            r.request.states_dtype = ElementType::kFloat32;
          },
          "states selects 8796093022208 states; h would exceed 2^62 bytes"},
+        {"SnapshotSequence", [](Request& r) { r.request.snapshots = {{3, 0, kKey, kAuxiliary}}; },
+         "snapshots[0].sequence is 3; the call has 3 sequences"},
+        {"SnapshotSequenceBelow", [](Request& r) { r.request.snapshots = {{-1, 0, kKey, kAuxiliary}}; },
+         "snapshots[0].sequence is -1; the call has 3 sequences"},
+        {"SnapshotBoundary", [](Request& r) { r.request.snapshots = {{0, 4, kKey, kAuxiliary}}; },
+         "snapshots[0].boundary is 4; sequence 0 of 35 tokens has boundaries 0 to 3"},
+        {"SnapshotBoundaryBelow", [](Request& r) { r.request.snapshots = {{0, -1, kKey, kAuxiliary}}; },
+         "snapshots[0].boundary is -1; sequence 0 of 35 tokens has boundaries 0 to 3"},
+        {"SnapshotHugeBoundary", [](Request& r) { r.request.snapshots = {{2, kHuge, kKey, kAuxiliary}}; },
+         "snapshots[0].boundary is 9223372036854775807; sequence 2 of 13 tokens has boundaries 0 to 1"},
+        {"SnapshotBoundaryOfNoTokens", [](Request& r) { r.request.snapshots = {{1, 1, kKey, kAuxiliary}}; },
+         "snapshots[0].boundary is 1; sequence 1 of 0 tokens has boundaries 0 to 0"},
+        {"SnapshotShortKey",
+         [](Request& r) { r.request.snapshots = {{0, 1, kKey, kAuxiliary}, {0, 1, "short", kAuxiliary}}; },
+         "snapshots[1].key has 5 bytes; a key has 16 to 64"},
+        {"SnapshotKeyTwice",
+         [](Request& r) { r.request.snapshots = {{0, 1, kKey, kAuxiliary}, {2, 0, kKey, kAuxiliary}}; },
+         "snapshots[1].key is 30313233343536373839616263646566, as is snapshots[0].key; keys must be distinct"},
+        {"SnapshotAuxiliary", [](Request& r) { r.request.snapshots = {{0, 1, kKey, "five5"}}; },
+         "snapshots[0].auxiliary has 5 bytes; the cache keeps 6"},
+        {"SnapshotCount", [](Request& r) { r.request.snapshots.resize(65'537); },
+         "snapshots has 65537 entries; it may have 65536"},
     }),
     [](const auto& fault) { return fault.param.name; });
 

@@ -68,16 +68,6 @@ std::string ZeroContents(const cache::Cache& cache) {
   return contents;
 }
 
-/// Makes the call, starts it and waits for its end.
-template <typename T, typename Make>
-T Complete(Make make) {
-  Outcome<T> outcome;
-  const auto call = make([&outcome](T value) { outcome.Set(std::move(value)); });
-  if (!call.ok()) return call.status();
-  (*call)->Start();
-  return outcome.Take();
-}
-
 absl::StatusOr<Slots> Acquire(const World& world, const std::shared_ptr<cache::Session>& session, std::int64_t count) {
   return Complete<absl::StatusOr<Slots>>(
       [&](SlotsDone done) { return world.engine->AcquireSlots({.session = session}, count, std::move(done)); });
