@@ -159,7 +159,13 @@ absl::Status Arena::Regroup(std::int64_t size, std::int64_t count) {
 }
 
 absl::Status Arena::AddSlab(std::int64_t slab_bytes) {
-  absl::StatusOr<kernels::Buffer> buffer = backend_.Allocate(static_cast<std::size_t>(slab_bytes + kAlignment), kind_);
+  absl::StatusOr<kernels::Buffer> buffer = absl::ResourceExhaustedError("the backend has just had no memory");
+  if (refusals_left_ > 0) {
+    --refusals_left_;
+  } else {
+    buffer = backend_.Allocate(static_cast<std::size_t>(slab_bytes + kAlignment), kind_);
+    if (!buffer.ok()) refusals_left_ = kPatience;
+  }
   const std::lock_guard lock(mutex_);
   if (!buffer.ok()) {
     held_ -= slab_bytes;

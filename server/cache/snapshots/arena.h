@@ -24,6 +24,8 @@ class Arena {
  public:
   static constexpr std::int64_t kAlignment = 256;
   static constexpr std::int64_t kSlabBytes = std::int64_t{64} << 20;
+  /// A backend that has refused a slab is not asked again before so many more have been wanted: asking in vain is slow.
+  static constexpr int kPatience = 32;
 
   class Slab;
   struct Extent {
@@ -63,6 +65,7 @@ class Arena {
   const std::int64_t slab_bytes_;
 
   std::mutex grow_mutex_;  // one new slab at a time; taken before mutex_
+  int refusals_left_ = 0;  // guarded by grow_mutex_
   mutable std::mutex mutex_;
   std::int64_t used_ = 0;
   std::int64_t held_ = 0;

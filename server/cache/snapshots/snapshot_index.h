@@ -168,6 +168,8 @@ class SnapshotIndex {
   SnapshotEntry* FirstDroppable(std::size_t level) const;
   /// The first to give way that nobody uses, also if it has to be copied down before.
   SnapshotEntry* FirstToLeave(std::size_t level) const;
+  /// Whether `a` gives way before `b`.
+  static bool Before(const SnapshotEntry& a, const SnapshotEntry& b) { return OrderOf(a) < OrderOf(b); }
   bool Droppable(const SnapshotEntry& entry, std::size_t level) const { return PlaceOf(entry, level) == kDroppable; }
   /// The tenant's first snapshot to give way altogether; nullptr: none.
   static SnapshotEntry* FirstEvictable(const TenantAccount& tenant);

@@ -500,7 +500,7 @@ SnapshotStore::Flushed SnapshotStore::Flush(absl::Duration limit) {
   state.writes.assign(entries.begin(), entries.end());
   state.write_work.notify_one();
   state.idle.wait_until(lock, deadline, [&] { return state.writes.empty() && !state.writing; });
-  state.writes.clear();
+  if (state.options.write_policy == WritePolicy::kWriteBack) state.writes.clear();
   for (const std::shared_ptr<SnapshotEntry>& entry : entries) {
     if (!entry->removed) ++(entry->copies[state.last()] != nullptr ? flushed.written : flushed.left);
   }

@@ -38,7 +38,7 @@ class SnapshotDraft {
   class Memory;  // the store's
 
   SnapshotDraft();
-  SnapshotDraft(SnapshotOutcome outcome);  // nothing to write
+  SnapshotDraft(SnapshotOutcome outcome);  // NOLINT(google-explicit-constructor): nothing to write
   SnapshotDraft(SnapshotOutcome outcome, std::unique_ptr<Memory> memory);
   SnapshotDraft(SnapshotDraft&& other) noexcept;
   SnapshotDraft& operator=(SnapshotDraft&& other) noexcept;
@@ -209,8 +209,8 @@ class SnapshotStore {
   /// At most `limit` snapshots whose keys come after `after` (empty: from the first), in the keys' order.
   std::vector<SnapshotSummary> List(const SnapshotSpace& space, absl::string_view after, std::int64_t limit) const;
 
-  /// `wake` runs, on any thread and without a lock held, when there is something to take after there was nothing. With
-  /// `existing` there is from the start: no wake for that. It must not call the store, and may still be running when
+  /// `wake` runs, on any thread, maybe on several at a time and without a lock held, when there is something to take
+  /// after there was nothing. With `existing` there is from the start: no wake for that. It may still be running when
   /// the watch has just ended. RESOURCE_EXHAUSTED beyond max_watches.
   absl::StatusOr<std::unique_ptr<SnapshotWatch>> Watch(const SnapshotSpace& space, bool existing,
                                                        absl::AnyInvocable<void()> wake);

@@ -271,11 +271,11 @@ void TierMovers::EmptyRemovals(Lock& lock) {
   }
 }
 
-std::int64_t TierMovers::Drop(std::size_t level, std::int64_t bytes, Lock& lock) {
+std::int64_t TierMovers::DropFor(const SnapshotEntry& entry, std::size_t level, Lock& lock) {
   std::int64_t dropped = 0;
-  while (dropped < bytes) {
+  while (dropped < entry.bytes()) {
     SnapshotEntry* const victim = state_.index.FirstDroppable(level);
-    if (victim == nullptr) break;
+    if (victim == nullptr || !SnapshotIndex::Before(*victim, entry)) break;
     {
       Aftermath aftermath(state_);
       dropped += victim->bytes();
@@ -304,7 +304,7 @@ TierMovers::Copied TierMovers::CopyDown(const std::shared_ptr<SnapshotEntry>& en
     if (!absl::IsResourceExhausted(copy.status()) || entry->removed) break;
     // A disk may be full for other reasons than ours: room for one snapshot has to be enough.
     if (made_room && level.memory == nullptr) break;
-    if (Drop(target, entry->bytes(), lock) == 0) break;
+    if (DropFor(*entry, target, lock) == 0) break;
     made_room = true;
   }
   source.reset();
@@ -323,7 +323,8 @@ TierMovers::Copied TierMovers::CopyDown(const std::shared_ptr<SnapshotEntry>& en
       state_.CheckWatermarkLocked(target);
     } else if (!entry->removed) {
       copied = absl::IsResourceExhausted(copy.status()) ? Copied::kNoRoom : Copied::kTrouble;
-      if (copied == Copied::kTrouble || level.memory == nullptr) {
+      const bool full = level.tier->used() > level.tier->capacity() - entry->bytes();  // of what goes after it
+      if (copied == Copied::kTrouble || (level.memory == nullptr && !full)) {
         ++state_.counters.tier_errors;
         if (!std::exchange(level.troubled, true)) {
           aftermath.Log(absl::StrCat("the ", Name(level.tier->kind()),

@@ -45,8 +45,9 @@ class TierMovers {
 
   /// Removes from disk what has been dropped.
   void EmptyRemovals(Lock& lock);
-  /// Drops copies that may go at once, until they add up to `bytes` or none is left; returns what they add up to.
-  std::int64_t Drop(std::size_t level, std::int64_t bytes, Lock& lock);
+  /// Drops copies that may go at once and that give way before `entry`, until they add up to as much as it takes or
+  /// none is left; returns what they add up to.
+  std::int64_t DropFor(const SnapshotEntry& entry, std::size_t level, Lock& lock);
   /// Copies to the level, dropping there what may go at once.
   Copied CopyDown(const std::shared_ptr<SnapshotEntry>& entry, std::size_t target, kernels::Stream& stream, Lock& lock);
 

@@ -114,6 +114,10 @@ TEST_F(ArenaTest, ABackendWithoutMemoryTakesNothing) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("out of memory"));
   EXPECT_EQ(arena.used(), 0);
   EXPECT_EQ(arena.held(), 10 * kUnit);
+  arena.Free(Take(arena, kUnit, 10));
+  // It is asked again, but not each time.
+  for (int n = 0; n < Arena::kPatience; ++n) EXPECT_FALSE(arena.Allocate(kUnit, 15).ok());
+  EXPECT_EQ(backend_.calls(FaultInjectingBackend::Operation::kAllocate), 2);
   arena.Free(Take(arena, kUnit, 100));
 }
 

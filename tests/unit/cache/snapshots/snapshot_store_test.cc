@@ -490,6 +490,8 @@ TEST_F(SnapshotStoreTest, NothingRemainsWhenTheBackendHasNoMemory) {
   const SnapshotOutcome outcome = world_.Store(1);
   EXPECT_EQ(outcome.result, SnapshotResult::kNoSpace);
   EXPECT_THAT(outcome.message, HasSubstr("the device is full"));
+  EXPECT_EQ(world_.used(TierKind::kDevice), 0);
+  for (int n = 0; n < Arena::kPatience; ++n) EXPECT_EQ(world_.Store(1).result, SnapshotResult::kNoSpace);
   EXPECT_EQ(world_.Store(1).result, SnapshotResult::kStored);
 }
 

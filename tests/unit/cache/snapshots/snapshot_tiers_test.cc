@@ -376,6 +376,18 @@ TEST(SnapshotTiersTest, FlushWritesTheMostRecentlyUsedFirst) {
   EXPECT_EQ(world.disk->copies(), 5);
 }
 
+TEST(SnapshotTiersTest, ASmallDiskKeepsTheMostRecentlyUsed) {
+  SnapshotWorld world({.device = 10, .disk = 3});
+  StoreMany(world, 1, 5);
+  const SnapshotStore::Flushed flushed = world.store->Flush(absl::Seconds(60));
+  EXPECT_EQ(flushed.written, 3);
+  EXPECT_EQ(flushed.left, 2);
+  EXPECT_THAT(world.Tiers(2), ElementsAre(kDevice));
+  for (const std::int64_t number : {3, 4, 5}) EXPECT_THAT(world.Tiers(number), ElementsAre(kDevice, kDisk));
+  EXPECT_EQ(world.store->counters().tier_errors, 0);
+  EXPECT_THAT(world.log(), IsEmpty());
+}
+
 TEST(SnapshotTiersTest, FlushEndsWhenItsTimeIsOver) {
   SnapshotWorld world({.device = 10, .disk = 100});
   StoreMany(world, 1, 3);
