@@ -66,6 +66,15 @@ class Stream {
   virtual ~Stream() = default;
 };
 
+/// A point in a stream's work, to be waited for. Used by one thread at a time; the backend must outlive it.
+class Event {
+ public:
+  Event() = default;
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  virtual ~Event() = default;
+};
+
 /// What runs the arithmetic, for people and for GetServerInfo.
 struct DeviceInfo {
   std::string backend;            // "cpu" or "cuda"
@@ -99,7 +108,8 @@ struct FiniteCheck {
 /// The arithmetic and the memory it runs on. Implementations are thread-safe; work given to a stream is complete once
 /// Synchronize(stream) has returned OK. Arguments given by span or reference need only live until the call returns;
 /// memory that descriptors point to must stay valid until the work is complete. A call that returns an error has
-/// queued nothing, unless the status is UNAVAILABLE (the device is lost).
+/// queued nothing, unless the status is UNAVAILABLE (the device is lost). What is implemented here does for a backend
+/// whose work is complete when the call that gave it returns.
 class Backend {
  public:
   Backend() = default;
@@ -124,13 +134,29 @@ class Backend {
   /// Copies bytes between any of the backend's memory kinds and ordinary host memory, in any order.
   virtual absl::Status CopyBytes(absl::Span<const ByteCopy> copies, Stream& stream) = 0;
 
+  /// CopyBytes that need not wait for work given to the stream before, which must not touch what they write; work given
+  /// later finds them done.
+  virtual absl::Status CopyBytesAhead(absl::Span<const ByteCopy> copies, Stream& stream) {
+    return CopyBytes(copies, stream);
+  }
+
+  /// CopyBytes that wait for work given to the stream before, as usual, but that work given later need not wait for; it
+  /// must not write what they read or write.
+  virtual absl::Status CopyBytesAside(absl::Span<const ByteCopy> copies, Stream& stream) {
+    return CopyBytes(copies, stream);
+  }
+
   virtual absl::Status ZeroBytes(absl::Span<const ByteRange> ranges, Stream& stream) = 0;
 
   /// Waits for the stream, then returns the index of the first range that holds a NaN or an infinity, or -1.
   virtual absl::StatusOr<std::int64_t> FindNonFinite(absl::Span<const FiniteCheck> ranges, Stream& stream) = 0;
 
-  /// Waits until all work given to the stream is complete.
+  /// Waits until all work given to the stream is complete, copies aside included.
   virtual absl::Status Synchronize(Stream& stream) = 0;
+
+  /// The point behind all work given to the stream so far, copies aside included; and the wait for it.
+  virtual absl::StatusOr<std::unique_ptr<Event>> Record(Stream& /*stream*/) { return std::make_unique<Event>(); }
+  virtual absl::Status Wait(Event& /*event*/) { return absl::OkStatus(); }
 
  private:
   friend class Buffer;

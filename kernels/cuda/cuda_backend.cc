@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -81,6 +83,109 @@ BlockLayout LayOut(std::size_t maps, std::size_t sequences, std::size_t boundari
   return layout;
 }
 
+DeviceLimits LimitsOf(const cudaDeviceProp& properties) {
+  return {properties.multiProcessorCount, static_cast<int>(properties.sharedMemPerBlockOptin),
+          static_cast<int>(properties.sharedMemPerMultiprocessor)};
+}
+
+bool AlignedForRuns(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % kRunAlignment == 0; }
+
+/// Whether the copy is one of a run of bytes at addresses that CopyRuns takes.
+bool IsRun(const RecurrenceShape& shape, const StateCopy& copy, DataType dtype) {
+  const std::int64_t head_elements = shape.key_dim * shape.value_dim;
+  const auto dense = [&](const ConstStateView& view) {
+    return view.data == nullptr || ((shape.heads == 1 || view.head_stride == head_elements) && view.dtype == dtype &&
+                                    AlignedForRuns(view.data));
+  };
+  return shape.heads * head_elements * ByteSize(dtype) % kRunAlignment == 0 && dense(copy.destination) &&
+         dense(copy.source);
+}
+
+absl::Status QueueCopies(absl::Span<const ByteCopy> copies, cudaStream_t queue) {
+  for (const ByteCopy& copy : copies) {
+    if (copy.size == 0) continue;
+    GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(copy.destination, copy.source, copy.size, cudaMemcpyDefault, queue));
+  }
+  return absl::OkStatus();
+}
+
+/// Uploads what kernels read and calls `launch` with its place on the device.
+template <typename Descriptor, typename Launch>
+absl::Status LaunchUploaded(absl::Span<const Descriptor> descriptors, Launch launch, CudaStream& stream) {
+  const std::size_t size = descriptors.size() * sizeof(Descriptor);
+  absl::StatusOr<CudaStream::Scratch*> scratch = stream.AcquireScratch(size);
+  if (!scratch.ok()) return scratch.status();
+  std::copy(descriptors.begin(), descriptors.end(), reinterpret_cast<Descriptor*>((*scratch)->host()));
+  if (absl::Status status = stream.Upload(**scratch, size); !status.ok()) return status;
+  const absl::Status launched =
+      ToStatus(launch(reinterpret_cast<const Descriptor*>((*scratch)->device())), "launching a copy");
+  const absl::Status released = stream.Release(*scratch);
+  return launched.ok() ? released : launched;
+}
+
+absl::Status QueueRuns(absl::Span<const ByteRun> runs, std::int64_t bytes, CudaStream& stream) {
+  // A few launches more are sooner there than an upload.
+  constexpr std::size_t kMaxInlineLaunches = 4;
+  if (runs.size() > kMaxInlineLaunches * InlineRuns::kCapacity) {
+    const auto launch = [&](const ByteRun* uploaded) {
+      return LaunchCopyRuns(uploaded, {}, static_cast<std::int64_t>(runs.size()), bytes, stream.get());
+    };
+    return LaunchUploaded(runs, launch, stream);
+  }
+  while (!runs.empty()) {
+    const absl::Span<const ByteRun> part = runs.first(std::min(runs.size(), InlineRuns::kCapacity));
+    runs.remove_prefix(part.size());
+    InlineRuns inline_runs;
+    std::copy(part.begin(), part.end(), inline_runs.runs);
+    const cudaError_t error =
+        LaunchCopyRuns(nullptr, inline_runs, static_cast<std::int64_t>(part.size()), bytes, stream.get());
+    if (error != cudaSuccess) return ToStatus(error, "launching a copy");
+  }
+  return absl::OkStatus();
+}
+
+/// Copies, and clears where there is no source, within the device's memory: one launch for all of a size.
+absl::Status QueueDeviceCopies(std::vector<ByteCopy> copies, CudaStream& stream) {
+  std::stable_sort(copies.begin(), copies.end(), [](const ByteCopy& a, const ByteCopy& b) { return a.size < b.size; });
+  std::vector<ByteRun> runs;
+  for (auto first = copies.begin(); first != copies.end();) {
+    const std::size_t size = first->size;
+    const auto last = std::find_if(first, copies.end(), [&](const ByteCopy& copy) { return copy.size != size; });
+    runs.clear();
+    std::transform(first, last, std::back_inserter(runs), [](const ByteCopy& copy) {
+      return ByteRun{copy.destination, copy.source};
+    });
+    first = last;
+    if (absl::Status status = QueueRuns(runs, static_cast<std::int64_t>(size), stream); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+/// What has been allocated on the device. Thread-safe.
+class DeviceMemory {
+ public:
+  void Add(const void* data, std::size_t size) {
+    const std::lock_guard lock(mutex_);
+    allocations_.emplace(reinterpret_cast<std::uintptr_t>(data), size);
+  }
+  void Remove(const void* data) {
+    const std::lock_guard lock(mutex_);
+    allocations_.erase(reinterpret_cast<std::uintptr_t>(data));
+  }
+  bool Holds(const void* data, std::size_t size) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(data);
+    const std::lock_guard lock(mutex_);
+    const auto behind = allocations_.upper_bound(begin);
+    if (behind == allocations_.begin()) return false;
+    const auto& [first, length] = *std::prev(behind);
+    return begin - first <= length && size <= length - (begin - first);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::uintptr_t, std::size_t> allocations_;
+};
+
 class CudaBackend final : public Backend {
  public:
   static absl::StatusOr<std::unique_ptr<Backend>> Create(int device);
@@ -92,9 +197,13 @@ class CudaBackend final : public Backend {
                              Stream& stream) override;
   absl::Status CopyStates(const RecurrenceShape& shape, absl::Span<const StateCopy> copies, Stream& stream) override;
   absl::Status CopyBytes(absl::Span<const ByteCopy> copies, Stream& stream) override;
+  absl::Status CopyBytesAhead(absl::Span<const ByteCopy> copies, Stream& stream) override;
+  absl::Status CopyBytesAside(absl::Span<const ByteCopy> copies, Stream& stream) override;
   absl::Status ZeroBytes(absl::Span<const ByteRange> ranges, Stream& stream) override;
   absl::StatusOr<std::int64_t> FindNonFinite(absl::Span<const FiniteCheck> ranges, Stream& stream) override;
   absl::Status Synchronize(Stream& stream) override;
+  absl::StatusOr<std::unique_ptr<Event>> Record(Stream& stream) override;
+  absl::Status Wait(Event& event) override;
 
  private:
   CudaBackend(int device, const cudaDeviceProp& properties, std::optional<TensorMapEncoder> encoder);
@@ -114,8 +223,9 @@ class CudaBackend final : public Backend {
                           std::size_t boundaries, CudaStream& stream) const;
 
   int device_;
-  int multiprocessors_;
+  DeviceLimits limits_;
   DeviceInfo info_;
+  DeviceMemory memory_;
   std::optional<TensorMapEncoder> encoder_;  // on compute capability 9.0
 };
 
@@ -135,7 +245,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CudaBackend::Create(int device) {
                                                "; at least 8.0 is needed"));
   }
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device));
-  GDPCACHE_RETURN_IF_CUDA_ERROR(PrepareGenericRecurrence());
+  GDPCACHE_RETURN_IF_CUDA_ERROR(PrepareGenericRecurrence(LimitsOf(properties)));
   std::optional<TensorMapEncoder> encoder;
   if (properties.major == 9 && properties.minor == 0) {
     absl::StatusOr<TensorMapEncoder> created = TensorMapEncoder::Create();
@@ -147,7 +257,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CudaBackend::Create(int device) {
 }
 
 CudaBackend::CudaBackend(int device, const cudaDeviceProp& properties, std::optional<TensorMapEncoder> encoder)
-    : device_(device), multiprocessors_(properties.multiProcessorCount), encoder_(encoder) {
+    : device_(device), limits_(LimitsOf(properties)), encoder_(encoder) {
   info_.backend = "cuda";
   info_.device = absl::StrCat(properties.name, " (device ", device, ")");
   info_.unified_memory = false;
@@ -169,6 +279,7 @@ absl::StatusOr<Buffer> CudaBackend::Allocate(std::size_t size, MemoryKind kind) 
       return ToStatus(error, absl::StrCat("allocating ", size, " bytes of ",
                                           kind == MemoryKind::kDevice ? "device" : "pinned host", " memory"));
     }
+    if (kind == MemoryKind::kDevice) memory_.Add(data, size);
   }
   return Buffer(this, data, size, kind);
 }
@@ -177,6 +288,7 @@ void CudaBackend::Free(void* data, std::size_t /*size*/, MemoryKind kind) noexce
   // Errors have nowhere to go: a lost device frees everything anyway.
   cudaSetDevice(device_);
   if (kind == MemoryKind::kDevice) {
+    memory_.Remove(data);
     cudaFree(data);
   } else {
     cudaFreeHost(data);
@@ -250,7 +362,7 @@ absl::Status CudaBackend::RunHopper(const LaunchShape& shape, const std::vector<
   const BlockLayout layout = LayOut(sequences.size() * kMapsPerSequence, sequences.size(), boundaries);
   HopperArguments arguments;
   arguments.shape = shape;
-  arguments.value_tile = HopperValueTile(shape, static_cast<std::int64_t>(sequences.size()), multiprocessors_);
+  arguments.value_tile = HopperValueTile(shape, static_cast<std::int64_t>(sequences.size()), limits_.multiprocessors);
   arguments.value_tiles = (shape.value_dim + arguments.value_tile - 1) / arguments.value_tile;
   arguments.items = static_cast<std::int64_t>(sequences.size()) * shape.heads * arguments.value_tiles;
   arguments.sequences_offset = static_cast<std::int64_t>(layout.sequences_offset);
@@ -262,7 +374,8 @@ absl::Status CudaBackend::RunHopper(const LaunchShape& shape, const std::vector<
         !status.ok()) {
       return status;
     }
-    return ToStatus(LaunchHopperRecurrence(arguments, multiprocessors_, stream.get()), "launching the recurrence");
+    return ToStatus(LaunchHopperRecurrence(arguments, limits_.multiprocessors, stream.get()),
+                    "launching the recurrence");
   }
   absl::StatusOr<CudaStream::Scratch*> scratch = stream.AcquireScratch(layout.size);
   if (!scratch.ok()) return scratch.status();
@@ -271,7 +384,7 @@ absl::Status CudaBackend::RunHopper(const LaunchShape& shape, const std::vector<
   if (absl::Status status = stream.Upload(**scratch, layout.size); !status.ok()) return status;
   arguments.uploaded_block = (*scratch)->device();
   const absl::Status launched =
-      ToStatus(LaunchHopperRecurrence(arguments, multiprocessors_, stream.get()), "launching the recurrence");
+      ToStatus(LaunchHopperRecurrence(arguments, limits_.multiprocessors, stream.get()), "launching the recurrence");
   const absl::Status released = stream.Release(*scratch);
   return launched.ok() ? released : launched;
 }
@@ -287,8 +400,8 @@ absl::Status CudaBackend::RunGeneric(const LaunchShape& shape, const std::vector
   const absl::Status launched = ToStatus(
       LaunchGenericRecurrence(shape, reinterpret_cast<const SequenceDescriptor*>(block + layout.sequences_offset),
                               static_cast<std::int64_t>(sequences.size()),
-                              reinterpret_cast<const BoundaryDescriptor*>(block + layout.boundaries_offset),
-                              multiprocessors_, stream.get()),
+                              reinterpret_cast<const BoundaryDescriptor*>(block + layout.boundaries_offset), limits_,
+                              stream.get()),
       "launching the recurrence");
   const absl::Status released = stream.Release(*scratch);
   return launched.ok() ? released : launched;
@@ -324,48 +437,68 @@ absl::Status CudaBackend::CopyStates(const RecurrenceShape& shape, absl::Span<co
   if (copies.empty()) return absl::OkStatus();
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
   auto& cuda_stream = static_cast<CudaStream&>(stream);
-  const LaunchShape launch_shape = ToLaunchShape(shape);
   const auto count = static_cast<std::int64_t>(copies.size());
-  const auto describe = [](const StateCopy& copy) {
-    return StateCopyDescriptor{Reference(copy.destination), Reference(copy.source)};
-  };
-  if (copies.size() <= InlineStateCopies::kCapacity) {
-    InlineStateCopies inline_copies;
-    std::transform(copies.begin(), copies.end(), inline_copies.copies, describe);
-    return ToStatus(LaunchCopyStates(launch_shape, nullptr, inline_copies, count, cuda_stream.get()),
-                    "launching a state copy");
+
+  const DataType dtype = copies.front().destination.dtype;
+  const std::int64_t bytes = shape.heads * shape.key_dim * shape.value_dim * ByteSize(dtype);
+  if (std::all_of(copies.begin(), copies.end(), [&](const StateCopy& copy) { return IsRun(shape, copy, dtype); })) {
+    std::vector<ByteRun> runs;
+    runs.reserve(copies.size());
+    for (const StateCopy& copy : copies) runs.push_back({copy.destination.data, copy.source.data});
+    return QueueRuns(runs, bytes, cuda_stream);
   }
-  const std::size_t size = copies.size() * sizeof(StateCopyDescriptor);
-  absl::StatusOr<CudaStream::Scratch*> scratch = cuda_stream.AcquireScratch(size);
-  if (!scratch.ok()) return scratch.status();
-  std::transform(copies.begin(), copies.end(), reinterpret_cast<StateCopyDescriptor*>((*scratch)->host()), describe);
-  if (absl::Status status = cuda_stream.Upload(**scratch, size); !status.ok()) return status;
-  const absl::Status launched =
-      ToStatus(LaunchCopyStates(launch_shape, reinterpret_cast<const StateCopyDescriptor*>((*scratch)->device()), {},
-                                count, cuda_stream.get()),
-               "launching a state copy");
-  const absl::Status released = cuda_stream.Release(*scratch);
-  return launched.ok() ? released : launched;
+  std::vector<StateCopyDescriptor> descriptors;
+  descriptors.reserve(copies.size());
+  for (const StateCopy& copy : copies) descriptors.push_back({Reference(copy.destination), Reference(copy.source)});
+  const auto launch = [&](const StateCopyDescriptor* uploaded) {
+    return LaunchCopyStates(ToLaunchShape(shape), uploaded, count, cuda_stream.get());
+  };
+  return LaunchUploaded(absl::MakeConstSpan(descriptors), launch, cuda_stream);
 }
 
 absl::Status CudaBackend::CopyBytes(absl::Span<const ByteCopy> copies, Stream& stream) {
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
-  cudaStream_t queue = static_cast<CudaStream&>(stream).get();
+  auto& cuda_stream = static_cast<CudaStream&>(stream);
+  if (copies.size() < 2) return QueueCopies(copies, cuda_stream.get());
+  std::vector<ByteCopy> within;
+  std::vector<ByteCopy> others;
   for (const ByteCopy& copy : copies) {
-    if (copy.size == 0) continue;
-    GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(copy.destination, copy.source, copy.size, cudaMemcpyDefault, queue));
+    const bool is_within = copy.size > 0 && copy.size % kRunAlignment == 0 && AlignedForRuns(copy.destination) &&
+                           AlignedForRuns(copy.source) && memory_.Holds(copy.destination, copy.size) &&
+                           memory_.Holds(copy.source, copy.size);
+    (is_within ? within : others).push_back(copy);
   }
-  return absl::OkStatus();
+  if (absl::Status status = QueueCopies(others, cuda_stream.get()); !status.ok()) return status;
+  return QueueDeviceCopies(std::move(within), cuda_stream);
+}
+
+absl::Status CudaBackend::CopyBytesAhead(absl::Span<const ByteCopy> copies, Stream& stream) {
+  if (absl::Status status = MakeCurrent(); !status.ok()) return status;
+  auto& cuda_stream = static_cast<CudaStream&>(stream);
+  if (absl::Status status = QueueCopies(copies, cuda_stream.uploads()); !status.ok()) return status;
+  return cuda_stream.JoinUploads();
+}
+
+absl::Status CudaBackend::CopyBytesAside(absl::Span<const ByteCopy> copies, Stream& stream) {
+  if (absl::Status status = MakeCurrent(); !status.ok()) return status;
+  const absl::StatusOr<cudaStream_t> downloads = static_cast<CudaStream&>(stream).ForkDownloads();
+  return downloads.ok() ? QueueCopies(copies, *downloads) : downloads.status();
 }
 
 absl::Status CudaBackend::ZeroBytes(absl::Span<const ByteRange> ranges, Stream& stream) {
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
-  cudaStream_t queue = static_cast<CudaStream&>(stream).get();
+  auto& cuda_stream = static_cast<CudaStream&>(stream);
+  std::vector<ByteCopy> within;
   for (const ByteRange& range : ranges) {
     if (range.size == 0) continue;
-    GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(range.data, 0, range.size, queue));
+    if (ranges.size() > 1 && range.size % kRunAlignment == 0 && AlignedForRuns(range.data) &&
+        memory_.Holds(range.data, range.size)) {
+      within.push_back({range.data, nullptr, range.size});
+    } else {
+      GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(range.data, 0, range.size, cuda_stream.get()));
+    }
   }
-  return absl::OkStatus();
+  return QueueDeviceCopies(std::move(within), cuda_stream);
 }
 
 absl::StatusOr<std::int64_t> CudaBackend::FindNonFinite(absl::Span<const FiniteCheck> ranges, Stream& stream) {
@@ -387,7 +520,7 @@ absl::StatusOr<std::int64_t> CudaBackend::FindNonFinite(absl::Span<const FiniteC
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(answer, 0xff, sizeof(*answer), cuda_stream.get()));
   const absl::Status launched = ToStatus(
       LaunchFindNonFinite(reinterpret_cast<const FiniteCheckDescriptor*>((*scratch)->device()),
-                          static_cast<std::int64_t>(ranges.size()), answer, multiprocessors_, cuda_stream.get()),
+                          static_cast<std::int64_t>(ranges.size()), answer, limits_.multiprocessors, cuda_stream.get()),
       "launching a finite check");
   if (absl::Status released = cuda_stream.Release(*scratch); !released.ok()) return released;
   if (!launched.ok()) return launched;
@@ -399,7 +532,19 @@ absl::StatusOr<std::int64_t> CudaBackend::FindNonFinite(absl::Span<const FiniteC
 
 absl::Status CudaBackend::Synchronize(Stream& stream) {
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
-  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(static_cast<CudaStream&>(stream).get()));
+  return static_cast<CudaStream&>(stream).Synchronize();
+}
+
+absl::StatusOr<std::unique_ptr<Event>> CudaBackend::Record(Stream& stream) {
+  if (absl::Status status = MakeCurrent(); !status.ok()) return status;
+  const absl::StatusOr<cudaStream_t> downloads = static_cast<CudaStream&>(stream).ForkDownloads();
+  if (!downloads.ok()) return downloads.status();
+  return CudaEvent::Record(*downloads);
+}
+
+absl::Status CudaBackend::Wait(Event& event) {
+  if (absl::Status status = MakeCurrent(); !status.ok()) return status;
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(static_cast<CudaEvent&>(event).get()));
   return absl::OkStatus();
 }
 

@@ -19,6 +19,9 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(int device) {
   std::unique_ptr<CudaStream> stream(new CudaStream(device));
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream->stream_, cudaStreamNonBlocking));
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream->uploads_, cudaStreamNonBlocking));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream->downloads_, cudaStreamNonBlocking));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&stream->uploaded_, cudaEventDisableTiming));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&stream->computed_, cudaEventDisableTiming));
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&stream->counters_), kCounterBytes));
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(stream->counters_, 0, kCounterBytes, stream->stream_));
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaHostAlloc(reinterpret_cast<void**>(&stream->host_answer_),
@@ -31,9 +34,13 @@ CudaStream::~CudaStream() {
   cudaSetDevice(device_);
   if (uploads_ != nullptr) cudaStreamSynchronize(uploads_);
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  if (downloads_ != nullptr) cudaStreamSynchronize(downloads_);
   for (const auto& scratch : scratches_) Free(*scratch);
   if (host_answer_ != nullptr) cudaFreeHost(host_answer_);
   if (counters_ != nullptr) cudaFree(counters_);
+  if (computed_ != nullptr) cudaEventDestroy(computed_);
+  if (uploaded_ != nullptr) cudaEventDestroy(uploaded_);
+  if (downloads_ != nullptr) cudaStreamDestroy(downloads_);
   if (uploads_ != nullptr) cudaStreamDestroy(uploads_);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
@@ -41,7 +48,6 @@ CudaStream::~CudaStream() {
 void CudaStream::Free(Scratch& scratch) {
   if (scratch.host_ != nullptr) cudaFreeHost(scratch.host_);
   if (scratch.device_ != nullptr) cudaFree(scratch.device_);
-  if (scratch.uploaded_ != nullptr) cudaEventDestroy(scratch.uploaded_);
   if (scratch.last_use_ != nullptr) cudaEventDestroy(scratch.last_use_);
   scratch = Scratch();
 }
@@ -63,7 +69,6 @@ absl::StatusOr<CudaStream::Scratch*> CudaStream::AcquireScratch(std::size_t size
   }
   if (scratch == nullptr) {
     auto fresh = std::unique_ptr<Scratch>(new Scratch());
-    GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&fresh->uploaded_, cudaEventDisableTiming));
     GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&fresh->last_use_, cudaEventDisableTiming));
     scratch = fresh.get();
     scratches_.insert(scratches_.begin() + static_cast<std::ptrdiff_t>(oldest_), std::move(fresh));
@@ -85,14 +90,43 @@ absl::StatusOr<CudaStream::Scratch*> CudaStream::AcquireScratch(std::size_t size
 absl::Status CudaStream::Upload(const Scratch& scratch, std::size_t size) {
   GDPCACHE_RETURN_IF_CUDA_ERROR(
       cudaMemcpyAsync(scratch.device_, scratch.host_, size, cudaMemcpyHostToDevice, uploads_));
-  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventRecord(scratch.uploaded_, uploads_));
-  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(stream_, scratch.uploaded_, 0));
+  return JoinUploads();
+}
+
+absl::Status CudaStream::JoinUploads() {
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventRecord(uploaded_, uploads_));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(stream_, uploaded_, 0));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<cudaStream_t> CudaStream::ForkDownloads() {
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventRecord(computed_, stream_));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(downloads_, computed_, 0));
+  has_downloads_ = true;
+  return downloads_;
+}
+
+absl::Status CudaStream::Synchronize() {
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_));
+  if (has_downloads_) GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(downloads_));
+  has_downloads_ = false;
   return absl::OkStatus();
 }
 
 absl::Status CudaStream::Release(Scratch* scratch) {
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventRecord(scratch->last_use_, stream_));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Record(cudaStream_t stream) {
+  std::unique_ptr<CudaEvent> event(new CudaEvent);
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&event->event_, cudaEventDisableTiming));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventRecord(event->event_, stream));
+  return event;
+}
+
+CudaEvent::~CudaEvent() {
+  if (event_ != nullptr) cudaEventDestroy(event_);  // an error has nowhere to go
 }
 
 }  // namespace gdpcache::kernels::cuda

@@ -30,7 +30,6 @@ class CudaStream final : public Stream {
     void* host_ = nullptr;  // pinned
     void* device_ = nullptr;
     std::size_t capacity_ = 0;
-    cudaEvent_t uploaded_ = nullptr;
     cudaEvent_t last_use_ = nullptr;
   };
 
@@ -38,6 +37,16 @@ class CudaStream final : public Stream {
   ~CudaStream() override;
 
   cudaStream_t get() const { return stream_; }
+
+  /// A queue for copies that run ahead of the stream's work; JoinUploads makes later work wait for what is in it.
+  cudaStream_t uploads() const { return uploads_; }
+  absl::Status JoinUploads();
+
+  /// A queue for copies that later work does not wait for, after all that the stream has been given so far.
+  absl::StatusOr<cudaStream_t> ForkDownloads();
+
+  /// Waits until everything is complete.
+  absl::Status Synchronize();
 
   /// Scratch of at least `size` bytes, aligned to 256, that no earlier call still uses. Waits for the oldest call
   /// when eight are under way.
@@ -63,10 +72,28 @@ class CudaStream final : public Stream {
   int device_;
   cudaStream_t stream_ = nullptr;
   cudaStream_t uploads_ = nullptr;
+  cudaStream_t downloads_ = nullptr;
+  cudaEvent_t uploaded_ = nullptr;
+  cudaEvent_t computed_ = nullptr;
+  bool has_downloads_ = false;
   unsigned long long* counters_ = nullptr;
   unsigned long long* host_answer_ = nullptr;
   std::vector<std::unique_ptr<Scratch>> scratches_;
   std::size_t oldest_ = 0;
+};
+
+class CudaEvent final : public Event {
+ public:
+  /// An event behind what `stream` has been given; its device must be current.
+  static absl::StatusOr<std::unique_ptr<CudaEvent>> Record(cudaStream_t stream);
+  ~CudaEvent() override;
+
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  CudaEvent() = default;
+
+  cudaEvent_t event_ = nullptr;
 };
 
 }  // namespace gdpcache::kernels::cuda

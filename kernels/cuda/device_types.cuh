@@ -69,24 +69,34 @@ __device__ __forceinline__ float2 Unpack<__half>(std::uint32_t packed) {
   return __half22float2(*reinterpret_cast<const __half2*>(&packed));
 }
 
-/// Element `index` of an array of `dtype`. A NaN keeps its sign, which the conversion instructions drop.
+/// The value of an element of `dtype` given by its bits, and back. A NaN keeps its sign, which the conversion
+/// instructions drop.
+__device__ __forceinline__ float ValueOf(std::uint32_t bits, DataType dtype) {
+  if (dtype == DataType::kFloat32) return __uint_as_float(bits);
+  const float value = dtype == DataType::kBFloat16 ? __uint_as_float(bits << 16)
+                                                   : __half2float(__ushort_as_half(static_cast<std::uint16_t>(bits)));
+  return __uint_as_float((__float_as_uint(value) & 0x7fffffffU) | (bits & 0x8000U) << 16);
+}
+
+__device__ __forceinline__ std::uint32_t BitsOf(float value, DataType dtype) {
+  if (dtype == DataType::kFloat32) return __float_as_uint(value);
+  const std::uint32_t bits = dtype == DataType::kBFloat16 ? __bfloat16_as_ushort(FromFloat<__nv_bfloat16>(value))
+                                                          : __half_as_ushort(FromFloat<__half>(value));
+  return (bits & 0x7fffU) | ((__float_as_uint(value) >> 16) & 0x8000U);
+}
+
+/// Element `index` of an array of `dtype`.
 __device__ __forceinline__ float LoadElement(const void* data, std::int64_t index, DataType dtype) {
   if (dtype == DataType::kFloat32) return static_cast<const float*>(data)[index];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[index];
-  const float value =
-      dtype == DataType::kBFloat16 ? __uint_as_float(std::uint32_t{bits} << 16) : __half2float(__ushort_as_half(bits));
-  return __uint_as_float((__float_as_uint(value) & 0x7fffffffU) | (std::uint32_t{bits} & 0x8000U) << 16);
+  return ValueOf(static_cast<const std::uint16_t*>(data)[index], dtype);
 }
 
 __device__ __forceinline__ void StoreElement(void* data, std::int64_t index, DataType dtype, float value) {
   if (dtype == DataType::kFloat32) {
     static_cast<float*>(data)[index] = value;
-    return;
+  } else {
+    static_cast<std::uint16_t*>(data)[index] = static_cast<std::uint16_t>(BitsOf(value, dtype));
   }
-  const std::uint16_t bits = dtype == DataType::kBFloat16 ? __bfloat16_as_ushort(FromFloat<__nv_bfloat16>(value))
-                                                          : __half_as_ushort(FromFloat<__half>(value));
-  static_cast<std::uint16_t*>(data)[index] =
-      static_cast<std::uint16_t>((bits & 0x7fffU) | ((__float_as_uint(value) >> 16) & 0x8000U));
 }
 
 }  // namespace gdpcache::kernels::cuda

@@ -10,79 +10,119 @@ namespace gdpcache::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kPieces = 2;  // 16-byte accesses a thread has in flight
 constexpr int kBlocksPerMultiprocessor = 4;
-constexpr int kCopyBlocks = 3;  // on a multiprocessor; one more would not leave enough registers
+constexpr std::int64_t kPartElements = 4096;  // that a thread block looks through or copies at a time
+constexpr std::int64_t kMaxRows = 65535;      // of a grid
 
-// A part of a state is what a thread block copies, in elements of either width. Many short-lived blocks copy faster
-// than few that loop.
-constexpr std::int64_t kPartElements = std::int64_t{kThreads} * kPieces * 4;
-constexpr std::int64_t kMaxCopies = 65535;  // side by side; a grid has no more rows
+// Many short-lived thread blocks copy faster than few that loop, and two vectors a thread faster than one or four.
+constexpr int kRunPieces = 2;
+constexpr int kRunBlocks = 3;  // on a multiprocessor; one more would not leave enough registers
+constexpr std::int64_t kRunVectors = std::int64_t{kThreads} * kRunPieces;
 
-__device__ __forceinline__ bool Aligned16(const void* pointer) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0;
+constexpr int kCopyThreads = 256;
+constexpr int kQuads = 4;  // of elements, that a thread has in flight
+static_assert(kPartElements == kCopyThreads * kQuads * 4);
+
+__global__ void __launch_bounds__(kThreads, kRunBlocks)
+    CopyRuns(const ByteRun* uploaded, const __grid_constant__ InlineRuns inline_runs, std::int64_t count,
+             std::int64_t vectors) {
+  const ByteRun* runs = uploaded != nullptr ? uploaded : inline_runs.runs;
+  const std::int64_t first = blockIdx.x * kRunVectors + threadIdx.x;
+  for (std::int64_t number = blockIdx.y; number < count; number += gridDim.y) {
+    auto* const to = static_cast<uint4*>(runs[number].destination);
+    const auto* const from = static_cast<const uint4*>(runs[number].source);
+    uint4 held[kRunPieces] = {};
+#pragma unroll
+    for (int i = 0; i < kRunPieces; ++i) {
+      if (from != nullptr && first + i * kThreads < vectors) held[i] = from[first + i * kThreads];
+    }
+#pragma unroll
+    for (int i = 0; i < kRunPieces; ++i) {
+      if (first + i * kThreads < vectors) to[first + i * kThreads] = held[i];
+    }
+  }
 }
 
-/// Up to kThreads x kPieces vectors, all loads before the first store.
-__device__ __forceinline__ void CopyVectors(uint4* destination, const uint4* source, std::int64_t vectors) {
-  uint4 held[kPieces];
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    const std::int64_t index = threadIdx.x + i * kThreads;
-    held[i] = source != nullptr && index < vectors ? source[index] : uint4{0, 0, 0, 0};
-  }
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    const std::int64_t index = threadIdx.x + i * kThreads;
-    if (index < vectors) destination[index] = held[i];
+/// Four consecutive elements: float32 as they are, others in the low halves.
+__device__ __forceinline__ uint4 LoadQuad(const void* data, std::int64_t index, DataType dtype) {
+  if (dtype == DataType::kFloat32) return *reinterpret_cast<const uint4*>(static_cast<const float*>(data) + index);
+  const uint2 packed = *reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(data) + index);
+  return {packed.x & 0xffffU, packed.x >> 16, packed.y & 0xffffU, packed.y >> 16};
+}
+
+__device__ __forceinline__ void StoreQuad(void* data, std::int64_t index, DataType dtype, const uint4& bits) {
+  if (dtype == DataType::kFloat32) {
+    *reinterpret_cast<uint4*>(static_cast<float*>(data) + index) = bits;
+  } else {
+    *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(data) + index) = {bits.x | bits.y << 16,
+                                                                            bits.z | bits.w << 16};
   }
 }
 
-__global__ void __launch_bounds__(kThreads, kCopyBlocks)
-    CopyStates(LaunchShape shape, const StateCopyDescriptor* uploaded,
-               const __grid_constant__ InlineStateCopies inline_copies, std::int64_t count) {
-  const StateCopyDescriptor* copies = uploaded != nullptr ? uploaded : inline_copies.copies;
-  const std::int64_t head_elements = static_cast<std::int64_t>(shape.key_dim) * shape.value_dim;
+__device__ __forceinline__ std::uint32_t LoadBits(const void* data, std::int64_t index, DataType dtype) {
+  return dtype == DataType::kFloat32 ? static_cast<const std::uint32_t*>(data)[index]
+                                     : static_cast<const std::uint16_t*>(data)[index];
+}
+
+__device__ __forceinline__ void StoreBits(void* data, std::int64_t index, DataType dtype, std::uint32_t bits) {
+  if (dtype == DataType::kFloat32) {
+    static_cast<std::uint32_t*>(data)[index] = bits;
+  } else {
+    static_cast<std::uint16_t*>(data)[index] = static_cast<std::uint16_t>(bits);
+  }
+}
+
+/// Equal dtypes keep every bit, NaN payloads too.
+__device__ __forceinline__ std::uint32_t ConvertBits(std::uint32_t bits, DataType from, DataType to) {
+  return from == to ? bits : BitsOf(ValueOf(bits, from), to);
+}
+
+/// Whether quads of consecutive elements lie in one head and at addresses that allow one access.
+__device__ __forceinline__ bool HasQuads(const StateReference& state) {
+  const int size = state.dtype == DataType::kFloat32 ? 16 : 8;
+  return reinterpret_cast<std::uintptr_t>(state.data) % size == 0 && state.head_stride % 4 == 0;
+}
+
+__global__ void __launch_bounds__(kCopyThreads)
+    CopyStates(LaunchShape shape, const StateCopyDescriptor* copies, std::int64_t count) {
+  const std::uint32_t head_elements = shape.key_dim * shape.value_dim;
   const std::int64_t elements = shape.heads * head_elements;
   const std::int64_t first = blockIdx.x * kPartElements;
-  const std::int64_t part = min(kPartElements, elements - first);
+  const auto part = static_cast<std::uint32_t>(min(kPartElements, elements - first));
+  const std::int64_t first_head = first / head_elements;
+  const auto first_rest = static_cast<std::uint32_t>(first - first_head * head_elements);
+  // Where element `index` of the part lies in a state with that distance between heads.
+  const auto place = [&](std::uint32_t index, std::int64_t head_stride) {
+    const std::uint32_t heads = (first_rest + index) / head_elements;
+    return (first_head + heads) * head_stride + (first_rest + index - heads * head_elements);
+  };
   for (std::int64_t number = blockIdx.y; number < count; number += gridDim.y) {
-    const StateCopyDescriptor copy = copies[number];
-    const StateReference& to = copy.destination;
-    const StateReference& from = copy.source;
-    const bool zero = from.data == nullptr;
-    const bool raw = zero || to.dtype == from.dtype;
-    const bool dense = to.head_stride == head_elements && (zero || from.head_stride == head_elements);
-    const std::int64_t head = dense ? 0 : first / head_elements;
-    const bool one_head = first + part <= (head + 1) * head_elements;
-
-    if (raw && (dense || one_head)) {  // one contiguous run of bytes
-      const int size = to.dtype == DataType::kFloat32 ? 4 : 2;
-      const std::int64_t rest = first - head * head_elements;
-      auto* destination = static_cast<std::byte*>(to.data) + (dense ? first : head * to.head_stride + rest) * size;
-      const std::byte* source =
-          zero ? nullptr
-               : static_cast<const std::byte*>(from.data) + (dense ? first : head * from.head_stride + rest) * size;
-      if (destination == source) continue;
-      if (Aligned16(destination) && Aligned16(source) && part * size % 16 == 0) {
-        CopyVectors(reinterpret_cast<uint4*>(destination), reinterpret_cast<const uint4*>(source), part * size / 16);
-        continue;
+    const StateReference to = copies[number].destination;
+    const StateReference from = copies[number].source;
+    const DataType source_dtype = from.data == nullptr ? to.dtype : from.dtype;
+    if (head_elements % 4 == 0 && HasQuads(to) && HasQuads(from)) {
+      uint4 held[kQuads] = {};
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        const std::uint32_t index = (threadIdx.x + i * kCopyThreads) * 4;
+        if (from.data != nullptr && index < part) {
+          held[i] = LoadQuad(from.data, place(index, from.head_stride), source_dtype);
+        }
       }
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        const std::uint32_t index = (threadIdx.x + i * kCopyThreads) * 4;
+        if (index >= part) break;
+        StoreQuad(to.data, place(index, to.head_stride), to.dtype,
+                  {ConvertBits(held[i].x, source_dtype, to.dtype), ConvertBits(held[i].y, source_dtype, to.dtype),
+                   ConvertBits(held[i].z, source_dtype, to.dtype), ConvertBits(held[i].w, source_dtype, to.dtype)});
+      }
+      continue;
     }
-    for (std::int64_t i = first + threadIdx.x; i < first + part; i += kThreads) {
-      const std::int64_t h = i / head_elements;
-      const std::int64_t rest = i - h * head_elements;
-      const std::int64_t target = h * to.head_stride + rest;
-      const std::int64_t origin = h * from.head_stride + rest;
-      if (zero) {
-        StoreElement(to.data, target, to.dtype, 0.0F);
-      } else if (!raw) {
-        StoreElement(to.data, target, to.dtype, LoadElement(from.data, origin, from.dtype));
-      } else if (to.dtype == DataType::kFloat32) {  // bit for bit, NaN payloads too
-        static_cast<std::uint32_t*>(to.data)[target] = static_cast<const std::uint32_t*>(from.data)[origin];
-      } else {
-        static_cast<std::uint16_t*>(to.data)[target] = static_cast<const std::uint16_t*>(from.data)[origin];
-      }
+    for (std::uint32_t i = threadIdx.x; i < part; i += kCopyThreads) {
+      const std::uint32_t bits =
+          from.data == nullptr ? 0 : LoadBits(from.data, place(i, from.head_stride), source_dtype);
+      StoreBits(to.data, place(i, to.head_stride), to.dtype, ConvertBits(bits, source_dtype, to.dtype));
     }
   }
 }
@@ -115,12 +155,21 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* uploaded,
-                             const InlineStateCopies& inline_copies, std::int64_t count, cudaStream_t stream) {
+cudaError_t LaunchCopyRuns(const ByteRun* uploaded, const InlineRuns& inline_runs, std::int64_t count,
+                           std::int64_t bytes, cudaStream_t stream) {
+  const std::int64_t vectors = bytes / kRunAlignment;
+  const dim3 blocks(static_cast<unsigned>((vectors + kRunVectors - 1) / kRunVectors),
+                    static_cast<unsigned>(std::min(count, kMaxRows)));
+  CopyRuns<<<blocks, kThreads, 0, stream>>>(uploaded, inline_runs, count, vectors);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* copies, std::int64_t count,
+                             cudaStream_t stream) {
   const std::int64_t elements = shape.heads * shape.key_dim * shape.value_dim;
   const dim3 blocks(static_cast<unsigned>((elements + kPartElements - 1) / kPartElements),
-                    static_cast<unsigned>(std::min(count, kMaxCopies)));
-  CopyStates<<<blocks, kThreads, 0, stream>>>(shape, uploaded, inline_copies, count);
+                    static_cast<unsigned>(std::min(count, kMaxRows)));
+  CopyStates<<<blocks, kCopyThreads, 0, stream>>>(shape, copies, count);
   return cudaGetLastError();
 }
 

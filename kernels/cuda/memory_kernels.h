@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/descriptors.h"
@@ -10,16 +11,28 @@
 /// Kernels that move or inspect memory. Descriptors are in device memory.
 namespace gdpcache::kernels::cuda {
 
-/// Descriptors that travel with the launch itself instead of being uploaded.
-struct InlineStateCopies {
-  static constexpr std::int64_t kCapacity = 64;
-  StateCopyDescriptor copies[kCapacity];
+/// A run of bytes to copy, or to clear where there is no source; all of one length in a launch.
+struct ByteRun {
+  void* destination = nullptr;
+  const void* source = nullptr;
 };
 
-/// Copies, converts or clears whole states, see Backend::CopyStates. `uploaded` is null where the first `count` of
-/// `inline_copies` are meant.
-cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* uploaded,
-                             const InlineStateCopies& inline_copies, std::int64_t count, cudaStream_t stream);
+/// Addresses and lengths of runs are multiples of it.
+inline constexpr std::int64_t kRunAlignment = 16;
+
+/// Runs that travel with the launch itself instead of being uploaded.
+struct InlineRuns {
+  static constexpr std::size_t kCapacity = 240;  // a launch has 4 KB of arguments
+  ByteRun runs[kCapacity];
+};
+
+/// Copies `count` runs of `bytes` each; `uploaded` is null where the first of `inline_runs` are meant.
+cudaError_t LaunchCopyRuns(const ByteRun* uploaded, const InlineRuns& inline_runs, std::int64_t count,
+                           std::int64_t bytes, cudaStream_t stream);
+
+/// Copies, converts or clears whole states of any form, see Backend::CopyStates.
+cudaError_t LaunchCopyStates(const LaunchShape& shape, const StateCopyDescriptor* copies, std::int64_t count,
+                             cudaStream_t stream);
 
 /// Lowers *first to the index of the first range that holds a NaN or an infinity.
 cudaError_t LaunchFindNonFinite(const FiniteCheckDescriptor* ranges, std::int64_t count, unsigned long long* first,

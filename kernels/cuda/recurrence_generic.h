@@ -7,17 +7,26 @@
 
 #include "kernels/cuda/descriptors.h"
 
-/// The recurrence for every shape and input dtype on every supported chip, in float32 arithmetic: S and x
-/// stay float32 throughout, so that every launch is of high precision.
+/// The recurrence for every shape and input dtype on every supported chip, by the tensor cores. bfloat16 and float16
+/// inputs: S and x are rounded to that dtype on their way into a product or, for high precision, keep 21 bits there, as
+/// they always do for float32 inputs.
 namespace gdpcache::kernels::cuda {
 
-/// Sets the kernel up on the current device; before the first launch there.
-cudaError_t PrepareGenericRecurrence();
+/// What a launch may use of the device.
+struct DeviceLimits {
+  int multiprocessors = 0;
+  int block_shared_bytes = 0;  // shared memory of one thread block
+  int shared_bytes = 0;        // of a multiprocessor
+};
 
-/// Queues the kernel. `sequences` and `boundaries` are in device memory.
+/// Sets the kernels up on the current device; before the first launch there.
+cudaError_t PrepareGenericRecurrence(const DeviceLimits& device);
+
+/// Queues the kernel. `sequences` and `boundaries` are in device memory. Sums do not depend on anything but the shape
+/// and the device.
 cudaError_t LaunchGenericRecurrence(const LaunchShape& shape, const SequenceDescriptor* sequences,
                                     std::int64_t sequence_count, const BoundaryDescriptor* boundaries,
-                                    int multiprocessors, cudaStream_t stream);
+                                    const DeviceLimits& device, cudaStream_t stream);
 
 }  // namespace gdpcache::kernels::cuda
 

@@ -5,6 +5,8 @@
 #   run.sh sanitize                 a reduced set under compute-sanitizer's memcheck and racecheck; the latter reports
 #                                   races that are none unless the build had GDPCACHE_CUDA_RACECHECK on
 #   run.sh bench [ARGUMENTS]        the benchmark of the kernels
+#   run.sh copies                   the benchmark of copies of states
+#   run.sh general                  the benchmark of the general path
 #   run.sh replay                   every recorded batch through a server on the GPU, over each transport
 #   run.sh service [ARGUMENTS]      the benchmark of the service on the GPU
 set -eu
@@ -20,13 +22,21 @@ case "${1:-}" in
       compute-sanitizer --tool "$tool" --error-exitcode 1 "$here/gdpcache_kernel_tests" --gtest_filter="$(
         printf '%s:' ExactnessTest.SingleBoundariesEqualThoseOfAll/Cuda ExactnessTest.BatchMatesChangeNoBit/Cuda \
           WideLaunchTest.PartialTilesGiveTheBitsOfFewHeads/Cuda \
-          MemoryTest.StateCopiesHonourHeadStridesAndFillWithZeros/Cuda
+          EdgeCaseTest.EveryChunkSizeMatchesFloat64/Cuda EdgeCaseTest.EveryKeyAndValueSizeMatchesFloat64/Cuda \
+          ExactnessTest.LayoutChangesNoBit/Cuda MemoryTest.StateCopiesHonourHeadStridesAndFillWithZeros/Cuda \
+          MemoryTest.ManyStateCopiesOfEveryFormArrive/Cuda MemoryTest.CopiesAheadAndAsideMeetTheWorkBetweenThem/Cuda
       )"
     done
     ;;
   bench)
     shift
     "$here/gdpcache_cuda_bench" "$@"
+    ;;
+  copies)
+    "$here/gdpcache_cuda_copies_bench"
+    ;;
+  general)
+    "$here/gdpcache_cuda_general_bench"
     ;;
   replay)
     socket=$(mktemp -d)/socket
@@ -55,7 +65,7 @@ case "${1:-}" in
     GDPCACHED_PROGRAM="$here/gdpcached" "$here/gdpcache_service_bench" --backend cuda "$@"
     ;;
   *)
-    sed -n '2,9p' "$0" >&2
+    sed -n '2,12p' "$0" >&2
     exit 2
     ;;
 esac

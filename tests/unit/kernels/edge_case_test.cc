@@ -268,13 +268,13 @@ TEST_P(EdgeCaseTest, DecaysThatOverflowOrUnderflowMatchFloat64) {
   }
 }
 
-/// A pool of more than 2^31 float32 elements, of which only the ends are ever touched.
+/// A pool of more than 2^32 float32 elements, of which only the ends are ever touched.
 class LargePoolTest : public EdgeCaseTest {
  protected:
   void SetUp() override {
     EdgeCaseTest::SetUp();
     if (IsSkipped()) return;
-    slots_ = (std::int64_t{1} << 31) / problem_.state_elements() + 2;
+    slots_ = (std::int64_t{1} << 32) / problem_.state_elements() + 3;
     const std::int64_t pool_bytes = slots_ * slot_bytes();
     if (pool_bytes > backend().device_info().memory_bytes) GTEST_SKIP() << "the backend has less than " << pool_bytes;
     auto pool = backend().Allocate(static_cast<std::size_t>(pool_bytes), kernels::MemoryKind::kDevice);
@@ -335,7 +335,7 @@ TEST_P(LargePoolTest, LastSlotReadsBackRightAndSlotZeroIsUntouched) {
   for (const std::int64_t other : {0, 1, 2}) EXPECT_TRUE(Read(slot(other), slot_bytes()) == pattern) << other;
 }
 
-TEST_P(LargePoolTest, HeadsMoreThanTwoToTheThirtyOneElementsApartReadBackRight) {
+TEST_P(LargePoolTest, HeadsMoreThanTwoToTheThirtyTwoElementsApartReadBackRight) {
   const std::int64_t head_bytes = slot_bytes() / 2;
   const auto middle = before_.begin() + head_bytes;
   Write(slot(0), {before_.begin(), middle});

@@ -155,6 +155,54 @@ TEST_P(ExactnessTest, SingleBoundariesEqualThoseOfAll) {
   }
 }
 
+TEST_P(ExactnessTest, EveryChunkSizeAndDtypeKeepsThePromises) {
+  struct Form {
+    DataType dtype;
+    std::int64_t chunk_size;
+    std::int64_t key_dim;
+    kernels::Precision precision = kernels::Precision::kDefault;
+  };
+  const Form forms[] = {{DataType::kFloat32, 64, 72},
+                        {DataType::kFloat32, 16, 128},
+                        {DataType::kFloat32, 128, 200},
+                        {DataType::kBFloat16, 32, 128},
+                        {DataType::kBFloat16, 128, 72},
+                        {DataType::kBFloat16, 16, 256},
+                        {DataType::kFloat16, 128, 128},
+                        {DataType::kFloat16, 64, 13},
+                        {DataType::kBFloat16, 64, 128, kernels::Precision::kHigh},
+                        {DataType::kFloat16, 32, 40, kernels::Precision::kHigh}};
+  std::uint64_t seed = 31;
+  for (const Form& form : forms) {
+    SCOPED_TRACE(::testing::Message() << Name(form.dtype) << ", chunk " << form.chunk_size << ", K " << form.key_dim);
+    const std::int64_t chunk = form.chunk_size;
+    const auto spec = [&](std::vector<std::int64_t> lengths) {
+      ProblemSpec made = Spec(form.key_dim, 72, 2, std::move(lengths));
+      made.shape.input_dtype = form.dtype;
+      made.shape.chunk_size = chunk;
+      made.shape.precision = form.precision;
+      return made;
+    };
+    const Problem one = RandomProblem(spec({4 * chunk + 3}), seed++);
+    const Results whole = RunProblem(backend(), one);
+    ExpectSameBits(RunInPieces(backend(), one, {chunk, 2 * chunk, chunk + 3}), whole);
+
+    const Problem batch = RandomProblem(spec({chunk + 1, 0, 1, chunk, 2 * chunk - 1}), seed++);
+    const Results together = RunProblem(backend(), batch);
+    for (std::int64_t n = 0; n < batch.sequences(); ++n) {
+      const Results alone = RunProblem(backend(), OneSequence(batch, n));
+      const std::int64_t row = batch.cu_seqlens[static_cast<std::size_t>(n)];
+      const std::int64_t slot = batch.state_indices[static_cast<std::size_t>(n)];
+      ExpectSameBits(Rows(together.v_new, row, batch.cu_seqlens[static_cast<std::size_t>(n) + 1] - row), alone.v_new,
+                     "v_new");
+      ExpectSameBits(Rows(together.state, slot, 1), Rows(alone.state, slot, 1), "state");
+    }
+    for (int repeat = 1; repeat < 200 && !HasFailure(); ++repeat)
+      ExpectSameBits(RunProblem(backend(), batch), together);
+    if (HasFailure()) return;
+  }
+}
+
 TEST_P(ExactnessTest, LayoutChangesNoBit) {
   for (const auto dtype : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
     ProblemSpec spec = Spec(64, 72, 1, {70, 1});

@@ -235,6 +235,146 @@ TEST_P(MemoryTest, StateCopiesHonourHeadStridesAndFillWithZeros) {
   EXPECT_TRUE(source->Download() == bytes);
 }
 
+TEST_P(MemoryTest, ManyStateCopiesOfEveryFormArrive) {
+  constexpr std::int64_t kHeads = 3;
+  constexpr std::int64_t kWidth = 40;
+  std::mt19937 random(5);
+  for (const std::int64_t key_dim : {7, 9, 16}) {
+    for (const std::size_t count : {1, 240, 241, 1100}) {
+      for (const bool uniform : {true, false}) {  // dense and of one dtype, as slots are, or of any form
+        SCOPED_TRACE(::testing::Message() << "K " << key_dim << ", " << count << " copies, uniform " << uniform);
+        const kernels::RecurrenceShape shape{.heads = kHeads, .key_dim = key_dim, .value_dim = kWidth};
+        const std::int64_t head = key_dim * kWidth;
+        const std::int64_t room = kHeads * (head + 8) * 4;  // bytes for a state of any form
+        std::vector<std::byte> source(static_cast<std::size_t>(room) * 4);
+        for (std::size_t i = 0; i < source.size(); i += 2) {  // finite in every dtype
+          const auto bits = static_cast<std::uint16_t>(0x3000U + random() % 0x0C00U);
+          std::copy_n(reinterpret_cast<const std::byte*>(&bits), 2, &source[i]);
+        }
+        std::vector<std::byte> expected(static_cast<std::size_t>(room) * count, std::byte{0x11});
+        const auto from = Place(source);
+        const auto to = Place(expected);
+        std::vector<kernels::StateCopy> copies;
+        for (std::size_t i = 0; i < count; ++i) {
+          const auto any = [&](std::initializer_list<DataType> dtypes) {
+            return uniform ? DataType::kFloat32 : dtypes.begin()[random() % dtypes.size()];
+          };
+          const auto destination_dtype = any({DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16});
+          const auto source_dtype = any({DataType::kFloat32, destination_dtype});
+          const std::int64_t destination_stride = head + (uniform ? 0 : static_cast<std::int64_t>(random() % 3 * 4));
+          const std::int64_t source_stride = head + (uniform ? 0 : static_cast<std::int64_t>(random() % 9));
+          const auto number = static_cast<std::size_t>(random() % 5);  // the last one: zeros
+          const std::size_t source_at = number * static_cast<std::size_t>(room);
+          const std::size_t at = i * static_cast<std::size_t>(room);
+          kernels::StateCopy copy;
+          copy.destination = {to->data() + at, destination_dtype, destination_stride};
+          if (number < 4) copy.source = {from->data() + source_at, source_dtype, source_stride};
+          copies.push_back(copy);
+          for (std::int64_t h = 0; h < kHeads; ++h) {
+            for (std::int64_t element = 0; element < head; ++element) {
+              std::byte* target = &expected[at + static_cast<std::size_t>((h * destination_stride + element) *
+                                                                          ByteSize(destination_dtype))];
+              const std::byte* origin =
+                  number == 4 ? nullptr
+                              : &source[source_at + static_cast<std::size_t>((h * source_stride + element) *
+                                                                             ByteSize(source_dtype))];
+              if (origin == nullptr) {
+                std::fill_n(target, ByteSize(destination_dtype), std::byte{0});
+              } else if (source_dtype == destination_dtype) {
+                std::copy_n(origin, ByteSize(source_dtype), target);
+              } else {
+                Encode(destination_dtype, Decode(source_dtype, origin), target);
+              }
+            }
+          }
+        }
+        ASSERT_TRUE(backend().CopyStates(shape, copies, stream()).ok());
+        EXPECT_TRUE(to->Download() == expected);
+        to->ExpectGuardsIntact();
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(MemoryTest, ManyByteCopiesWithinTheDeviceArriveAndRangesBecomeZero) {
+  std::mt19937 random(6);
+  std::vector<std::byte> source(3000000);
+  for (std::byte& byte : source) byte = std::byte(random());
+  std::vector<std::byte> expected(source.size(), std::byte{0x22});
+  const auto from = Place(source);
+  const auto to = Place(expected);
+  std::vector<kernels::ByteCopy> copies;
+  std::vector<kernels::ByteRange> ranges;
+  const std::size_t sizes[] = {16, 4096, 4096, 5000, 48, 65536, 1, 0};
+  for (std::size_t at = 0, number = 0; at + 70000 < expected.size(); ++number) {
+    at += random() % 3 == 0 ? random() % 50 : 16 - at % 16;
+    const std::size_t size = sizes[random() % 8];
+    const std::size_t origin = random() % 2 == 0 ? random() % 100000 / 16 * 16 : random() % 100000;
+    if (number % 3 == 0) {
+      ranges.push_back({to->data() + at, size});
+      std::fill_n(expected.begin() + static_cast<std::ptrdiff_t>(at), size, std::byte{0});
+    } else {
+      copies.push_back({to->data() + at, from->data() + origin, size});
+      std::copy_n(source.begin() + static_cast<std::ptrdiff_t>(origin), size,
+                  expected.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    at += size;
+  }
+  ASSERT_TRUE(backend().CopyBytes(copies, stream()).ok());
+  ASSERT_TRUE(backend().ZeroBytes(ranges, stream()).ok());
+  EXPECT_TRUE(to->Download() == expected);
+  to->ExpectGuardsIntact();
+}
+
+TEST_P(MemoryTest, CopiesAheadAndAsideMeetTheWorkBetweenThem) {
+  const std::vector<std::byte> pattern(1 << 20, std::byte{0x42});
+  const kernels::RecurrenceShape shape{.heads = 1, .key_dim = 256, .value_dim = 1024};
+  const kernels::Buffer in = Allocate(pattern.size());
+  const kernels::Buffer out = Allocate(pattern.size());
+  const kernels::Buffer pinned = Allocate(pattern.size(), MemoryKind::kHost);
+  std::copy(pattern.begin(), pattern.end(), pinned.bytes());
+  std::vector<kernels::Buffer> results;
+  std::vector<std::unique_ptr<kernels::Event>> events;
+  for (int round = 0; round < 20; ++round) {
+    results.push_back(Allocate(pattern.size(), MemoryKind::kHost));
+    ASSERT_TRUE(backend().CopyBytesAhead({{in.data(), pinned.data(), pattern.size()}}, stream()).ok());
+    ASSERT_TRUE(
+        backend()
+            .CopyStates(shape, {{{out.data(), DataType::kFloat32, 0}, {in.data(), DataType::kFloat32, 0}}}, stream())
+            .ok());
+    ASSERT_TRUE(backend().CopyBytesAside({{results.back().data(), out.data(), pattern.size()}}, stream()).ok());
+    auto event = backend().Record(stream());
+    ASSERT_TRUE(event.ok()) << event.status();
+    events.push_back(*std::move(event));
+  }
+  for (std::size_t round = 0; round < events.size(); ++round) {
+    ASSERT_TRUE(backend().Wait(*events[round]).ok());
+    EXPECT_TRUE(std::equal(pattern.begin(), pattern.end(), results[round].bytes())) << round;
+  }
+  ASSERT_TRUE(backend().Synchronize(stream()).ok());
+}
+
+TEST_P(MemoryTest, RunningOutOfDeviceMemoryLosesNothing) {
+  if (is_cpu()) GTEST_SKIP() << "a host promises more memory than it has";
+  const std::vector<std::byte> pattern(1 << 16, std::byte{0x5C});
+  const auto kept = Place(pattern);
+  const auto step = static_cast<std::size_t>(backend().device_info().memory_bytes / 8);
+  for (int round = 0; round < 2; ++round) {  // what was refused and freed is there again
+    std::vector<kernels::Buffer> taken;
+    absl::Status refused;
+    while (refused.ok() && taken.size() < 9) {
+      auto buffer = backend().Allocate(step, MemoryKind::kDevice);
+      refused = buffer.status();
+      if (buffer.ok()) taken.push_back(*std::move(buffer));
+    }
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+    EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr(std::to_string(step)));
+    EXPECT_GE(taken.size(), 1U);
+    EXPECT_TRUE(kept->Download() == pattern);
+  }
+}
+
 TEST_P(MemoryTest, StateCopiesOfWrongFormAreRefused) {
   const kernels::RecurrenceShape shape{.heads = 2, .key_dim = 3, .value_dim = 5};
   const auto memory = Place(std::vector<std::byte>(120));
