@@ -130,7 +130,7 @@ ABSL_FLAG(std::int64_t, threads, 0, "Threads of the CPU backend. 0: one for each
 
 ABSL_FLAG(ByteSize, state_memory, ByteSize{0}, "Memory for all caches together. 0: half of the backend's memory.");
 ABSL_FLAG(ByteSize, staging_memory, ByteSize{std::int64_t{1} << 30},
-          "Host memory for inputs and results of all calls in flight together.");
+          "Host memory for inputs and results of all calls in flight together; on a GPU as much of its memory, too.");
 ABSL_FLAG(ByteSize, max_message_size, ByteSize{std::int64_t{16} << 20},
           "Largest message or stream frame, from 1MiB to 1GiB. Larger calls go through streams.");
 ABSL_FLAG(std::int64_t, max_caches, 64, "Caches at a time.");

@@ -11,23 +11,40 @@ namespace gdpcache::engine {
 
 DeviceSegment::~DeviceSegment() {
   // An error has nowhere to go: after a refused wait the device is lost, and its memory with it.
-  if (backend_ != nullptr) backend_->Synchronize(*stream_).IgnoreError();
+  if (backend_ == nullptr) return;
+  (end_ == nullptr ? backend_->Synchronize(*stream_) : backend_->Wait(*end_)).IgnoreError();
 }
 
-absl::Status DeviceSegment::Download() const {
-  if (results_.empty()) return absl::OkStatus();
-  const absl::Status status = backend_->CopyBytes(results_, *stream_);
+absl::Status DeviceSegment::Download() {
+  if (backend_ == nullptr) return absl::OkStatus();
+  absl::Status status;
+  if (copies_ == Copies::kInOrder) {
+    if (!results_.empty()) status = backend_->CopyBytes(results_, *stream_);
+  } else {
+    if (!results_.empty()) status = backend_->CopyBytesAside(results_, *stream_);
+    if (status.ok()) {
+      absl::StatusOr<std::unique_ptr<kernels::Event>> end = backend_->Record(*stream_);
+      if (end.ok()) {
+        end_ = *std::move(end);
+      } else {
+        status = end.status();
+      }
+    }
+  }
   if (status.ok()) return status;
   return absl::UnavailableError(absl::StrCat("results cannot leave the device: ", status.message()));
 }
 
+absl::Status DeviceSegment::Wait() { return end_ == nullptr ? absl::OkStatus() : backend_->Wait(*end_); }
+
 absl::StatusOr<DeviceSegment> DeviceSegment::Upload(const Environment& environment, StagingAccount* account,
                                                     const PrefillPlan& plan, const Segment& segment,
-                                                    const SegmentMemory& host, kernels::Stream& stream) {
-  if (environment.device_staging == nullptr) return DeviceSegment(nullptr, stream, host);
-  DeviceSegment device(&environment.backend, stream, host);
+                                                    const SegmentMemory& host, Copies copies,
+                                                    std::vector<kernels::ByteCopy> more, kernels::Stream& stream) {
+  if (environment.device_staging == nullptr) return DeviceSegment(nullptr, stream, host, copies);
+  DeviceSegment device(&environment.backend, stream, host, copies);
 
-  std::vector<kernels::ByteCopy> inputs;
+  std::vector<kernels::ByteCopy> inputs = std::move(more);
   const auto acquire = [&](std::int64_t bytes) -> absl::StatusOr<std::byte*> {
     absl::StatusOr<StagingBuffer> buffer = account->Acquire(bytes);
     if (!buffer.ok()) return buffer.status();
@@ -68,19 +85,22 @@ absl::StatusOr<DeviceSegment> DeviceSegment::Upload(const Environment& environme
     status = reserve(memory.final_state,
                      (segment.final_end - segment.final_begin) * StateBytes(plan, kernels::DataType::kFloat32));
   }
-  if (status.ok() && !inputs.empty()) status = environment.backend.CopyBytes(inputs, stream);
+  if (status.ok() && !inputs.empty()) {
+    status = copies == Copies::kInOrder ? environment.backend.CopyBytes(inputs, stream)
+                                        : environment.backend.CopyBytesAhead(inputs, stream);
+  }
   if (!status.ok()) return status;
   return device;
 }
 
-absl::StatusOr<std::shared_ptr<StagingAccount>> OpenDeviceAccount(const Environment& environment,
+absl::StatusOr<std::shared_ptr<StagingAccount>> OpenDeviceAccount(const Environment& environment, int segments,
                                                                   std::int64_t segment_bytes,
                                                                   std::int64_t state_bytes) {
   if (environment.device_staging == nullptr) return nullptr;
   // The tensors share the segment, each rounded up to a block: at most a quarter more, and a small block each.
   constexpr std::int64_t kTensors = 8;
-  return environment.device_staging->Open(segment_bytes + segment_bytes / 4 + kTensors * StagingPool::BlockSize(1) +
-                                          StagingPool::BlockSize(state_bytes));
+  const std::int64_t segment = segment_bytes + segment_bytes / 4 + kTensors * StagingPool::BlockSize(1);
+  return environment.device_staging->Open(segments * segment + StagingPool::BlockSize(state_bytes));
 }
 
 }  // namespace gdpcache::engine

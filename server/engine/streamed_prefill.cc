@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/cache/errors.h"
-#include "server/engine/device_segment.h"
 #include "server/engine/prefill_steps.h"
 
 namespace gdpcache::engine {
@@ -20,6 +19,10 @@ constexpr std::int64_t kWaitingSegments = 2;
 // What a call whose tensors come in step needs: the inputs of the segment being computed, of those that wait and of the
 // one that is filling, and the results of two; each segment's inputs and results together make up one share.
 constexpr std::int64_t kReservedSegments = kWaitingSegments + 3;
+
+// On a device, one segment's copies run beside the arithmetic of the other.
+constexpr int kDeviceSegments = 2;
+constexpr int kMaxSegmentsInAStep = 8;  // then other calls have their turn
 
 /// Size of the place for rows that belong to no sequence.
 std::int64_t DiscardBytes(const PrefillPlan& plan) { return plan.used_rows() < plan.rows ? std::int64_t{64} << 10 : 0; }
@@ -68,14 +71,15 @@ absl::StatusOr<std::shared_ptr<StreamedPrefill>> StreamedPrefill::Create(const E
       reserve += StagingPool::BlockSize(bytes);
     }
   } else {
-    reserve += kReservedSegments * StagingPool::BlockSize(most_of_a_segment);
+    const std::int64_t segments = kReservedSegments + (unified ? 0 : kDeviceSegments - 1);
+    reserve += segments * StagingPool::BlockSize(most_of_a_segment);
     if (unified) reserve += StagingPool::BlockSize(scratch);
   }
   absl::StatusOr<std::shared_ptr<StagingAccount>> staging = environment.staging.Open(reserve);
   if (!staging.ok()) return staging.status();
   absl::StatusOr<std::shared_ptr<StagingAccount>> device_staging =
-      in_place ? OpenDeviceAccount(environment, TensorBytes(plan) + plan.initial_state_bytes, 0)
-               : OpenDeviceAccount(environment, most_of_a_segment, scratch);
+      in_place ? OpenDeviceAccount(environment, 1, TensorBytes(plan) + plan.initial_state_bytes, 0)
+               : OpenDeviceAccount(environment, kDeviceSegments, most_of_a_segment, scratch);
   if (!device_staging.ok()) return device_staging.status();
   std::shared_ptr<StreamedPrefill> call(new StreamedPrefill(environment, std::move(context), *std::move(planned),
                                                             in_place, *std::move(staging), *std::move(device_staging),
@@ -282,18 +286,22 @@ bool StreamedPrefill::NextIsComplete() const {
 bool StreamedPrefill::HasStep() const {
   if (in_place_) return input_ended_;
   if (stages_.empty()) return input_ended_;  // only the commit is left
-  return NextIsComplete() && unsent_ < environment().options.segment_bytes;
+  return HasNextSegment();
+}
+
+bool StreamedPrefill::HasNextSegment() const {
+  return !stages_.empty() && NextIsComplete() && unsent_ < environment().options.segment_bytes;
 }
 
 bool StreamedPrefill::HasEnoughInput() const {
   if (in_place_ || EndedLocked().has_value()) return false;
-  std::int64_t complete = 0;
+  std::int64_t complete = under_way_;
   for (const std::shared_ptr<Stage>& stage : stages_) {
     if (stage->missing > 0) break;
     ++complete;
   }
   // More input may be just what the first needs, if it waits for its initial states.
-  return complete > kWaitingSegments && NextIsComplete();
+  return complete > kWaitingSegments && (stages_.empty() || NextIsComplete());
 }
 
 bool StreamedPrefill::WantsInput() {
@@ -315,13 +323,14 @@ absl::StatusOr<bool> StreamedPrefill::RunStep(kernels::Stream& stream) {
     if (absl::Status status = CheckPositions(plan_, cache()); !status.ok()) return status;
     if (absl::Status status = snapshots_.Begin(environment(), context(), plan_); !status.ok()) return status;
   }
+  step_mark_ = absl::Now();
   std::shared_ptr<Stage> stage;
   {
     const std::lock_guard lock(mutex());
     if (!stages_.empty()) stage = stages_.front();
   }
   if (stage == nullptr || in_place_) {
-    if (absl::Status status = in_place_ ? ComputeSegment(stream, *stage) : Commit(stream); !status.ok()) return status;
+    if (absl::Status status = in_place_ ? ComputeInPlace(stream, stage) : Commit(stream); !status.ok()) return status;
     result_.snapshots = snapshots_.Commit();
     const absl::Time now = absl::Now();
     result_.positions = Positions(plan_, cache());
@@ -331,18 +340,23 @@ absl::StatusOr<bool> StreamedPrefill::RunStep(kernels::Stream& stream) {
     return true;
   }
 
-  if (absl::Status status = ComputeSegment(stream, *stage); !status.ok()) return status;
-  ++computed_;
-  bool resume = false;
-  {
-    const std::lock_guard lock(mutex());
-    stages_.pop_front();
-    ++first_stage_;
-    buffered_ -= stage->buffered;
-    if (stages_.empty() && !cutter_.AtEnd()) CutNext();
-    resume = std::exchange(input_paused_, input_paused_ && !stages_.empty() && HasEnoughInput()) && !input_paused_;
+  // Where copies run beside the arithmetic, the next segment sets out before the results of this one are waited for.
+  std::optional<Computation> under_way;
+  for (int number = 1; stage != nullptr; ++number) {
+    absl::StatusOr<Computation> next = BeginSegment(stream, std::exchange(stage, nullptr));
+    if (!next.ok()) return next.status();
+    if (absl::Status status = Compute(stream, *next); !status.ok()) return status;
+    ++computed_;
+    if (under_way.has_value()) {
+      if (absl::Status status = Complete(stream, *under_way); !status.ok()) return status;
+    }
+    under_way.emplace(*std::move(next));
+    if (device_staging_ != nullptr && number < kMaxSegmentsInAStep) {
+      const std::lock_guard lock(mutex());
+      if (under_way_ < kDeviceSegments && !EndedLocked().has_value() && HasNextSegment()) stage = stages_.front();
+    }
   }
-  if (resume) peer_.InputWanted();
+  if (absl::Status status = Complete(stream, *under_way); !status.ok()) return status;
   return false;
 }
 
@@ -371,28 +385,19 @@ SequenceStates StreamedPrefill::ScratchStates(std::int64_t n, bool begins, bool 
   return states;
 }
 
-absl::Status StreamedPrefill::UploadInitialStates(kernels::Stream& stream, const Segment& segment) {
+std::vector<kernels::ByteCopy> StreamedPrefill::InitialStates(const Segment& segment) const {
   const bool tensor = plan_.initial_state_source == InitialStateSource::kTensor;
-  if (!tensor || in_place_ || initial_states_ == scratch_ || segment.sequence_begin == segment.sequence_end) {
-    return absl::OkStatus();
-  }
+  if (!tensor || in_place_ || initial_states_ == scratch_ || segment.sequence_begin == segment.sequence_end) return {};
   const bool first_goes_on = plan_.sequences[segment.sequence_begin].begin < segment.row_begin;
   const std::int64_t first = segment.sequence_begin + (first_goes_on ? 1 : 0);
   const std::int64_t state = StateBytes(plan_, kernels::DataType::kFloat32);
-  const kernels::ByteCopy rows{ScratchRow(first), initial_states_->data() + first * state,
-                               static_cast<std::size_t>((segment.sequence_end - first) * state)};
-  return environment().backend.CopyBytes({rows}, stream);
+  return {{ScratchRow(first), initial_states_->data() + first * state,
+           static_cast<std::size_t>((segment.sequence_end - first) * state)}};
 }
 
-absl::Status StreamedPrefill::ComputeSegment(kernels::Stream& stream, Stage& stage) {
-  kernels::Backend& backend = environment().backend;
-  const Segment& segment = stage.segment;
-  const absl::Time started = absl::Now();
-  struct Result {
-    StreamTensor tensor;
-    std::int64_t offset;
-    std::shared_ptr<StagingBuffer> buffer;
-  };
+absl::StatusOr<StreamedPrefill::Computation> StreamedPrefill::BeginSegment(kernels::Stream& stream,
+                                                                           std::shared_ptr<Stage> stage) {
+  const Segment& segment = stage->segment;
   const std::int64_t h_state = StateBytes(plan_, plan_.states_dtype);
   const std::int64_t value_row = plan_.save_new_value ? ValueRowBytes(plan_) : 0;
   const std::int64_t final_state = plan_.output_final_state ? StateBytes(plan_, kernels::DataType::kFloat32) : 0;
@@ -407,58 +412,89 @@ absl::Status StreamedPrefill::ComputeSegment(kernels::Stream& stream, Stage& sta
     results[i].buffer = std::make_shared<StagingBuffer>(*std::move(buffer));
   }
 
-  auto* const g = reinterpret_cast<float*>(stage.operands[3].data());
+  auto* const g = reinterpret_cast<float*>(stage->operands[3].data());
   const std::int64_t used = std::min(segment.row_end, plan_.used_rows()) - segment.row_begin;
   if (plan_.natural_decay && g != nullptr && used > 0) NaturalToLog2(g, g, used * plan_.shape.heads);
   const SegmentMemory memory{
-      .k = stage.operands[0].data(),
-      .w = stage.operands[1].data(),
-      .u = stage.operands[2].data(),
+      .k = stage->operands[0].data(),
+      .w = stage->operands[1].data(),
+      .u = stage->operands[2].data(),
       .g = g,
       .initial_state = in_place_ ? reinterpret_cast<const float*>(initial_states_->data()) : nullptr,
       .h = results[0].buffer->data(),
       .v_new = results[1].buffer->data(),
       .final_state = results[2].buffer->data()};
-  const absl::StatusOr<DeviceSegment> device =
-      DeviceSegment::Upload(environment(), device_staging_.get(), plan_, segment, memory, stream);
+  absl::StatusOr<DeviceSegment> device =
+      DeviceSegment::Upload(environment(), device_staging_.get(), plan_, segment, memory,
+                            in_place_ ? DeviceSegment::Copies::kInOrder : DeviceSegment::Copies::kBesideArithmetic,
+                            InitialStates(segment), stream);
   if (!device.ok()) return device.status();
-  if (absl::Status status = UploadInitialStates(stream, segment); !status.ok()) return status;
-  const SegmentMemory& reached = device->memory();
-  Launch launch = DescribeSegment(plan_, segment, reached, [&](std::int64_t n, bool begins, bool ends) {
-    return in_place_ ? StatesInPlace(plan_, cache(), reached.initial_state, n) : ScratchStates(n, begins, ends);
+  Launch launch = DescribeSegment(plan_, segment, device->memory(), [&](std::int64_t n, bool begins, bool ends) {
+    return in_place_ ? StatesInPlace(plan_, cache(), device->memory().initial_state, n)
+                     : ScratchStates(n, begins, ends);
   });
   if (plan_.check_finite) {
-    if (absl::Status status = CheckFinite(backend, stream, plan_, segment, reached, launch); !status.ok()) {
-      return status;
-    }
-  }
-  snapshots_.Join(plan_, segment, launch);
-  const auto compute = [&]() -> absl::Status {
-    absl::Status status = backend.RunRecurrence(plan_.shape, launch.sequences, stream);
-    if (status.ok()) status = snapshots_.CopyFinalStates(backend, plan_.shape, stream);
-    return status.ok() ? device->Download() : status;
-  };
-  if (in_place_) {
-    if (absl::Status status = CommitStates(stream, compute); !status.ok()) return status;
-  } else {
-    absl::Status status = compute();
-    if (status.ok()) status = backend.Synchronize(stream);
+    absl::Status status = CheckFinite(environment().backend, stream, plan_, segment, device->memory(), launch);
     if (!status.ok()) return status;
   }
-  ZeroUnusedRows(plan_, segment, memory.v_new);
-  for (StagingBuffer& operand : stage.operands) operand.Reset();
-  const absl::Time computed = absl::Now();
-  result_.timing.compute_us += absl::ToInt64Microseconds(computed - started);
+  snapshots_.Join(plan_, segment, launch);
+  return Computation{std::move(stage), std::move(results), *std::move(device), std::move(launch)};
+}
 
+absl::Status StreamedPrefill::Compute(kernels::Stream& stream, Computation& computation) {
+  absl::Status status = environment().backend.RunRecurrence(plan_.shape, computation.launch.sequences, stream);
+  if (status.ok()) status = snapshots_.CopyFinalStates(environment().backend, plan_.shape, stream);
+  if (status.ok()) status = computation.device.Download();
+  if (!status.ok() || in_place_) return status;
+  const std::lock_guard lock(mutex());
+  stages_.pop_front();
+  ++first_stage_;
+  ++under_way_;
+  if (stages_.empty() && !cutter_.AtEnd()) CutNext();
+  for (const Result& result : computation.results) unsent_ += result.buffer->size();
+  return absl::OkStatus();
+}
+
+absl::Status StreamedPrefill::Complete(kernels::Stream& stream, Computation& computation) {
+  absl::Status status =
+      device_staging_ == nullptr ? environment().backend.Synchronize(stream) : computation.device.Wait();
+  if (!status.ok()) return status;
+  Deliver(computation);
+  bool resume = false;
   {
     const std::lock_guard lock(mutex());
-    for (const Result& result : results) unsent_ += result.buffer->size();
+    --under_way_;
+    buffered_ -= computation.stage->buffered;
+    resume = std::exchange(input_paused_, input_paused_ && !stages_.empty() && HasEnoughInput()) && !input_paused_;
   }
-  for (Result& result : results) {
+  if (resume) peer_.InputWanted();
+  return absl::OkStatus();
+}
+
+void StreamedPrefill::Deliver(Computation& computation) {
+  Stage& stage = *computation.stage;
+  ZeroUnusedRows(plan_, stage.segment, computation.results[1].buffer->data());
+  for (StagingBuffer& operand : stage.operands) operand.Reset();
+  const absl::Time computed = absl::Now();
+  result_.timing.compute_us += absl::ToInt64Microseconds(computed - step_mark_);
+  for (Result& result : computation.results) {
     if (result.buffer->size() == 0) continue;
     peer_.Output({result.tensor, result.offset, result.buffer->data(), result.buffer->size(), result.buffer});
   }
-  result_.timing.stage_out_us += absl::ToInt64Microseconds(absl::Now() - computed);
+  step_mark_ = absl::Now();
+  result_.timing.stage_out_us += absl::ToInt64Microseconds(step_mark_ - computed);
+}
+
+absl::Status StreamedPrefill::ComputeInPlace(kernels::Stream& stream, std::shared_ptr<Stage> stage) {
+  absl::StatusOr<Computation> computation = BeginSegment(stream, std::move(stage));
+  if (!computation.ok()) return computation.status();
+  absl::Status status = CommitStates(stream, [&] { return Compute(stream, *computation); });
+  if (!status.ok()) return status;
+  {
+    const std::lock_guard lock(mutex());
+    for (const Result& result : computation->results) unsent_ += result.buffer->size();
+  }
+  Deliver(*computation);
   return absl::OkStatus();
 }
 
@@ -474,7 +510,6 @@ absl::Status StreamedPrefill::CommitStates(kernels::Stream& stream, absl::Functi
 }
 
 absl::Status StreamedPrefill::Commit(kernels::Stream& stream) {
-  const absl::Time started = absl::Now();
   const std::int64_t head_stride = plan_.shape.key_dim * plan_.shape.value_dim;
   std::vector<kernels::StateCopy> copies;
   for (std::int64_t n = 0; n < plan_.sequence_count(); ++n) {
@@ -486,7 +521,7 @@ absl::Status StreamedPrefill::Commit(kernels::Stream& stream) {
   }
   absl::Status status =
       CommitStates(stream, [&] { return environment().backend.CopyStates(plan_.shape, copies, stream); });
-  result_.timing.compute_us += absl::ToInt64Microseconds(absl::Now() - started);
+  result_.timing.compute_us += absl::ToInt64Microseconds(absl::Now() - step_mark_);
   return status;
 }
 

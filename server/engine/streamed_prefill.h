@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/engine/device_segment.h"
 #include "server/engine/input_cursor.h"
 #include "server/engine/ordered_call.h"
 #include "server/engine/prefill_plan.h"
@@ -55,6 +56,21 @@ class StreamedPrefill final : public OrderedCall, public StreamedInput, public S
     std::int64_t buffered = 0;                      // sizes of the operands
   };
 
+  /// One of the results of a segment; `offset` is where it begins in its tensor.
+  struct Result {
+    StreamTensor tensor;
+    std::int64_t offset;
+    std::shared_ptr<StagingBuffer> buffer;
+  };
+
+  /// A segment whose inputs are on their way to where the arithmetic reaches them.
+  struct Computation {
+    std::shared_ptr<Stage> stage;
+    std::array<Result, 3> results;
+    DeviceSegment device;
+    Launch launch;
+  };
+
   /// One of k, w, u, g on its way in.
   struct Operand {
     InputCursor cursor;
@@ -79,14 +95,23 @@ class StreamedPrefill final : public OrderedCall, public StreamedInput, public S
   Stage* FindStage(std::int64_t number);  // cuts segments up to this one; only for one that there is
   void CutNext();
   bool NextIsComplete() const;
+  bool HasNextSegment() const;
   absl::StatusOr<absl::Span<std::byte>> PlaceRows(int operand, std::uint64_t size);
   absl::StatusOr<absl::Span<std::byte>> PlaceLocked(StreamTensor tensor, std::uint64_t offset, std::uint64_t size);
   bool HasEnoughInput() const;
 
-  /// Puts the initial states of the sequences that begin in the segment into their scratch rows, where the arithmetic
-  /// starts from, unless they have arrived right there.
-  absl::Status UploadInitialStates(kernels::Stream& stream, const Segment& segment);
-  absl::Status ComputeSegment(kernels::Stream& stream, Stage& stage);
+  /// Copies of the initial states of the sequences that begin in the segment into their scratch rows, where the
+  /// arithmetic starts from; none where they have arrived right there.
+  std::vector<kernels::ByteCopy> InitialStates(const Segment& segment) const;
+
+  /// Puts the inputs of the first stage on their way and checks them; queues the arithmetic and the results' way back,
+  /// which takes the stage off the list unless the call is computed in place; waits and hands on the results.
+  absl::StatusOr<Computation> BeginSegment(kernels::Stream& stream, std::shared_ptr<Stage> stage);
+  absl::Status Compute(kernels::Stream& stream, Computation& computation);
+  absl::Status Complete(kernels::Stream& stream, Computation& computation);
+  void Deliver(Computation& computation);
+
+  absl::Status ComputeInPlace(kernels::Stream& stream, std::shared_ptr<Stage> stage);
   absl::Status Commit(kernels::Stream& stream);
   absl::Status CommitStates(kernels::Stream& stream, absl::FunctionRef<absl::Status()> write_states);
   std::byte* ScratchRow(std::int64_t row) const;
@@ -113,6 +138,7 @@ class StreamedPrefill final : public OrderedCall, public StreamedInput, public S
   // Of the steps, one at a time.
   bool begun_ = false;
   std::int64_t computed_ = 0;  // segments
+  absl::Time step_mark_;       // up to which the timing has been told of the step
   PrefillSnapshots snapshots_;
   PrefillResult result_;
 
@@ -126,7 +152,8 @@ class StreamedPrefill final : public OrderedCall, public StreamedInput, public S
   InputCursor auxiliary_state_;
   bool input_ended_ = false;
   bool input_paused_ = false;
-  std::int64_t unsent_ = 0;
+  int under_way_ = 0;        // segments off the list whose results are not there yet
+  std::int64_t unsent_ = 0;  // bytes of results, of those under way too
   std::optional<absl::Time> received_;
   int placing_operand_ = -1;
   InputCursor* placing_ = nullptr;

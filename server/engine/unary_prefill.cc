@@ -41,7 +41,7 @@ absl::StatusOr<std::shared_ptr<UnaryPrefill>> UnaryPrefill::Create(const Environ
       environment.staging.Open(InputBytes(*plan) + plan->output_bytes() + scratch);
   if (!staging.ok()) return staging.status();
   absl::StatusOr<std::shared_ptr<StagingAccount>> device_staging =
-      OpenDeviceAccount(environment, InputBytes(*plan) + plan->output_bytes(), 0);
+      OpenDeviceAccount(environment, 1, InputBytes(*plan) + plan->output_bytes(), 0);
   if (!device_staging.ok()) return device_staging.status();
   return std::shared_ptr<UnaryPrefill>(new UnaryPrefill(environment, std::move(context), request, *std::move(plan),
                                                         *std::move(staging), *std::move(device_staging),
@@ -98,8 +98,8 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
   }
 
   PrefillSnapshots snapshots;  // before the segment, whose end waits until nothing is written any more
-  const absl::StatusOr<DeviceSegment> device =
-      DeviceSegment::Upload(environment(), device_staging_.get(), plan_, segment, memory, stream);
+  absl::StatusOr<DeviceSegment> device = DeviceSegment::Upload(environment(), device_staging_.get(), plan_, segment,
+                                                               memory, DeviceSegment::Copies::kInOrder, {}, stream);
   if (!device.ok()) return device.status();
   const SegmentMemory& reached = device->memory();
   Launch launch = DescribeSegment(plan_, segment, reached, [&](std::int64_t n, bool, bool) {

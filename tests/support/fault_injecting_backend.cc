@@ -63,6 +63,18 @@ absl::Status FaultInjectingBackend::CopyBytes(absl::Span<const kernels::ByteCopy
   return real_.CopyBytes(copies, stream);
 }
 
+absl::Status FaultInjectingBackend::CopyBytesAhead(absl::Span<const kernels::ByteCopy> copies,
+                                                   kernels::Stream& stream) {
+  if (absl::Status status = Enter(Operation::kCopyBytes); !status.ok()) return status;
+  return real_.CopyBytesAhead(copies, stream);
+}
+
+absl::Status FaultInjectingBackend::CopyBytesAside(absl::Span<const kernels::ByteCopy> copies,
+                                                   kernels::Stream& stream) {
+  if (absl::Status status = Enter(Operation::kCopyBytes); !status.ok()) return status;
+  return real_.CopyBytesAside(copies, stream);
+}
+
 absl::Status FaultInjectingBackend::ZeroBytes(absl::Span<const kernels::ByteRange> ranges, kernels::Stream& stream) {
   if (absl::Status status = Enter(Operation::kZeroBytes); !status.ok()) return status;
   return real_.ZeroBytes(ranges, stream);
@@ -77,6 +89,16 @@ absl::StatusOr<std::int64_t> FaultInjectingBackend::FindNonFinite(absl::Span<con
 absl::Status FaultInjectingBackend::Synchronize(kernels::Stream& stream) {
   if (absl::Status status = Enter(Operation::kSynchronize); !status.ok()) return status;
   return real_.Synchronize(stream);
+}
+
+absl::StatusOr<std::unique_ptr<kernels::Event>> FaultInjectingBackend::Record(kernels::Stream& stream) {
+  if (absl::Status status = Enter(Operation::kRecord); !status.ok()) return status;
+  return real_.Record(stream);
+}
+
+absl::Status FaultInjectingBackend::Wait(kernels::Event& event) {
+  if (absl::Status status = Enter(Operation::kSynchronize); !status.ok()) return status;
+  return real_.Wait(event);
 }
 
 }  // namespace gdpcache::test

@@ -19,12 +19,13 @@ class FaultInjectingBackend final : public kernels::Backend {
     kCreateStream,
     kRunRecurrence,
     kCopyStates,
-    kCopyBytes,
+    kCopyBytes,  // ahead and aside too
     kZeroBytes,
     kFindNonFinite,
-    kSynchronize,
+    kRecord,
+    kSynchronize,  // Wait too
   };
-  static constexpr std::size_t kOperations = 8;
+  static constexpr std::size_t kOperations = 9;
 
   /// `real` must outlive this.
   explicit FaultInjectingBackend(kernels::Backend& real) : real_(real) {}
@@ -45,10 +46,14 @@ class FaultInjectingBackend final : public kernels::Backend {
   absl::Status CopyStates(const kernels::RecurrenceShape& shape, absl::Span<const kernels::StateCopy> copies,
                           kernels::Stream& stream) override;
   absl::Status CopyBytes(absl::Span<const kernels::ByteCopy> copies, kernels::Stream& stream) override;
+  absl::Status CopyBytesAhead(absl::Span<const kernels::ByteCopy> copies, kernels::Stream& stream) override;
+  absl::Status CopyBytesAside(absl::Span<const kernels::ByteCopy> copies, kernels::Stream& stream) override;
   absl::Status ZeroBytes(absl::Span<const kernels::ByteRange> ranges, kernels::Stream& stream) override;
   absl::StatusOr<std::int64_t> FindNonFinite(absl::Span<const kernels::FiniteCheck> ranges,
                                              kernels::Stream& stream) override;
   absl::Status Synchronize(kernels::Stream& stream) override;
+  absl::StatusOr<std::unique_ptr<kernels::Event>> Record(kernels::Stream& stream) override;
+  absl::Status Wait(kernels::Event& event) override;
 
  private:
   struct Plan {

@@ -11,7 +11,10 @@
 namespace gdpcache::test {
 
 /// A CPU backend that behaves as one with a device of its own: kDevice addresses are none of the host's, so that
-/// whoever touches device memory by hand crashes, and arithmetic on host memory is refused (INTERNAL). Thread-safe.
+/// whoever touches device memory by hand crashes, and arithmetic on host memory is refused (INTERNAL). Work is done in
+/// the worst order and at the worst time that a stream allows, so that whoever does not wait gets wrong results: copies
+/// ahead at once, the rest when somebody waits for it, copies aside last. What is wrong with it comes out then, too.
+/// Thread-safe.
 class SeparateMemoryBackend final : public kernels::Backend {
  public:
   /// `real` must outlive this.
@@ -29,10 +32,14 @@ class SeparateMemoryBackend final : public kernels::Backend {
   absl::Status CopyStates(const kernels::RecurrenceShape& shape, absl::Span<const kernels::StateCopy> copies,
                           kernels::Stream& stream) override;
   absl::Status CopyBytes(absl::Span<const kernels::ByteCopy> copies, kernels::Stream& stream) override;
+  absl::Status CopyBytesAhead(absl::Span<const kernels::ByteCopy> copies, kernels::Stream& stream) override;
+  absl::Status CopyBytesAside(absl::Span<const kernels::ByteCopy> copies, kernels::Stream& stream) override;
   absl::Status ZeroBytes(absl::Span<const kernels::ByteRange> ranges, kernels::Stream& stream) override;
   absl::StatusOr<std::int64_t> FindNonFinite(absl::Span<const kernels::FiniteCheck> ranges,
                                              kernels::Stream& stream) override;
   absl::Status Synchronize(kernels::Stream& stream) override;
+  absl::StatusOr<std::unique_ptr<kernels::Event>> Record(kernels::Stream& stream) override;
+  absl::Status Wait(kernels::Event& event) override;
 
  private:
   void Free(void* data, std::size_t size, kernels::MemoryKind kind) noexcept override;

@@ -5,8 +5,10 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -44,7 +46,8 @@ Problem SmallProblem() {
 
 /// The problem on a cache that keeps auxiliary bytes, as a call that brings some.
 struct Scene {
-  explicit Scene(const EngineOptions& options = kSmallSegments) : world(options) {
+  explicit Scene(const EngineOptions& options = kSmallSegments, Memory memory = Memory::kUnified)
+      : world(options, memory) {
     session = world.OpenSession(GeometryOf(problem, 1, kAuxiliary));
     LoadState(*session->cache(), 0, problem.state);
     before = Fingerprint(*session->cache());
@@ -89,6 +92,7 @@ struct Scene {
   void ExpectUntouched() {
     EXPECT_EQ(Fingerprint(*session->cache()), before);
     EXPECT_EQ(world.engine->staging().used(), 0);
+    EXPECT_EQ(world.engine->device_staging().used(), 0);
   }
 
   const Problem problem = SmallProblem();
@@ -99,13 +103,16 @@ struct Scene {
   std::size_t before = 0;
 };
 
-/// Lets every operation of the backend fail once at each of its turns.
-void FailEverywhere(const std::function<absl::Status(Scene&)>& run) {
-  for (const Operation operation : {Operation::kAllocate, Operation::kRunRecurrence, Operation::kCopyStates,
-                                    Operation::kCopyBytes, Operation::kZeroBytes, Operation::kFindNonFinite}) {
+constexpr Operation kAllOperations[] = {Operation::kAllocate,  Operation::kRunRecurrence, Operation::kCopyStates,
+                                        Operation::kCopyBytes, Operation::kZeroBytes,     Operation::kFindNonFinite};
+
+/// Lets every one of the operations of the backend fail once at each of its turns.
+void FailEverywhere(const std::function<absl::Status(Scene&)>& run, Memory memory = Memory::kUnified,
+                    absl::Span<const Operation> operations = kAllOperations) {
+  for (const Operation operation : operations) {
     for (int turn = 0; turn < 60; ++turn) {
       SCOPED_TRACE(::testing::Message() << "operation " << static_cast<int>(operation) << ", turn " << turn);
-      Scene scene;
+      Scene scene(kSmallSegments, memory);
       const std::int64_t calls = scene.world.backend.calls(operation);
       scene.world.backend.FailAfter(operation, turn, absl::ResourceExhaustedError("injected"));
       const absl::Status status = run(scene);
@@ -136,6 +143,19 @@ TEST(Failure, AtAnyStageOfAStreamedPrefillChangesNothing) {
     request.check_finite = true;
     return scene.RunStreamed(request);
   });
+}
+
+TEST(Failure, AtAnyStageOfAStreamOnADeviceChangesNothing) {
+  // Copies are left out: behind a launch they count as the loss of the device.
+  constexpr Operation kOperations[] = {Operation::kAllocate, Operation::kRunRecurrence, Operation::kCopyStates,
+                                       Operation::kFindNonFinite};
+  FailEverywhere(
+      [](Scene& scene) {
+        PrefillRequest request = scene.Request(TensorTransport::kStream);
+        request.check_finite = true;
+        return scene.RunStreamed(request);
+      },
+      Memory::kSeparate, kOperations);
 }
 
 TEST(Failure, AtAnyStageOfAStreamInPlaceChangesNothing) {
@@ -513,6 +533,47 @@ TEST(Admission, LargeUnaryResultsAreSentToTheStream) {
   const absl::Status status = scene.RunUnary(scene.Request(TensorTransport::kInline));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), ::testing::HasSubstr("call PrefillStream"));
+}
+
+TEST(Overlap, OnADeviceTheNextSegmentSetsOutBeforeTheResultsOfTheOneBeforeAreWaitedFor) {
+  Scene scene(kSmallSegments, Memory::kSeparate);
+  std::mutex mutex;
+  std::string order;
+  const auto note = [&](char what) {
+    const std::lock_guard lock(mutex);
+    order += what;
+  };
+  std::promise<void> gate;
+  const std::shared_future<void> opened = gate.get_future().share();
+  scene.world.backend.BeforeEach(Operation::kRunRecurrence, [&] {
+    opened.wait();
+    note('r');
+  });
+  scene.world.backend.BeforeEach(Operation::kSynchronize, [&] { note('w'); });
+
+  CollectingPeer peer;
+  Outcome<absl::Status> outcome;
+  const auto call =
+      scene.world.engine->PrefillStream({.session = scene.session}, scene.Request(TensorTransport::kStream), peer,
+                                        [&](absl::StatusOr<PrefillResult> result) {
+                                          peer.InputWanted();
+                                          outcome.Set(result.status());
+                                        });
+  ASSERT_TRUE(call.ok()) << call.status();
+  peer.SetCall(call->get());
+  (*call)->Start();
+  std::vector<Feed> feeds = scene.Feeds();
+  for (int part = 0; part < 100 && (*call)->WantsInput(); ++part) {
+    for (Feed& feed : feeds) {
+      ASSERT_TRUE(Send(**call, feed, std::min(feed.size - feed.sent, feed.size / 100 + 1)).ok());
+    }
+  }
+  gate.set_value();  // the first segment is held up until now, and more are there
+  std::mt19937_64 random(1);
+  ASSERT_TRUE(SendAll(**call, peer, feeds, random, 50).ok());
+  EXPECT_EQ(outcome.Take(), absl::OkStatus());
+  const std::lock_guard lock(mutex);
+  EXPECT_EQ(order.substr(0, 3), "rrw");
 }
 
 TEST(BackPressure, AStreamWhoseResultsAreNotTakenStopsTakingInput) {
