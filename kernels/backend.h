@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/memory_sharing.h"
 #include "kernels/recurrence.h"
 
 namespace gdpcache::kernels {
@@ -118,6 +119,10 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual DeviceInfo device_info() const = 0;
+
+  /// nullptr where all memory is the host's: then nothing needs to be pinned, and there are no events. As long-lived as
+  /// the backend.
+  virtual MemorySharing* memory_sharing() { return nullptr; }
 
   /// At least 64-byte aligned, content undefined. RESOURCE_EXHAUSTED names the size asked for when there is not enough.
   virtual absl::StatusOr<Buffer> Allocate(std::size_t size, MemoryKind kind) = 0;

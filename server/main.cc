@@ -110,6 +110,7 @@ absl::Status Serve(const config::Config& config) {
   server_options.listen = config.listen;
   server_options.unix_path = config.unix_path;
   server_options.max_message_bytes = config.max_message_bytes;
+  server_options.shared_memory_bytes = config.shared_memory_bytes;
   server_options.limits = limits;
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
       rpc::Server::Start(server_options, device, catalog, **engine, clock);

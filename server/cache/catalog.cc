@@ -356,6 +356,7 @@ absl::AnyInvocable<void()> Catalog::Finisher(std::shared_ptr<Session> session, a
   return [this, session = std::move(session), on_closed = std::move(on_closed)]() mutable {
     if (on_session_end_) on_session_end_(session->key());
     session->cache()->slots().ReleaseAll(session->key());
+    session->regions().Close();
     std::vector<absl::AnyInvocable<void()>> on_no_sessions;
     {
       const std::lock_guard lock(mutex_);

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/cache/cache.h"
+#include "server/cache/memory/session_regions.h"
 
 namespace gdpcache::cache {
 
@@ -68,6 +69,9 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::string& tenant() const { return tenant_; }
   absl::Time expires_at() const;
 
+  /// Memory that the caller shares with the server; closed when the session has ended and its calls have.
+  SessionRegions& regions() { return regions_; }
+
   /// Registers a call. `cancel` runs at most once, without a lock held, if the session ends before the call does: it
   /// must make the call end soon and must not block. It may still be running, on another thread, when the call ends.
   /// NOT_FOUND once the session has ended.
@@ -94,6 +98,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const absl::Duration ttl_;
   const std::string client_name_;
   const std::string tenant_;
+  SessionRegions regions_;
 
   mutable std::mutex mutex_;
   absl::Time expires_at_;

@@ -44,7 +44,8 @@ void CheckListen(const Config& config, bool allow_insecure, Errors& errors) {
 }
 
 void CheckUnixPath(const std::string& path, Errors& errors) {
-  constexpr std::size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
+  // ".fd" is added for the socket that takes the descriptors of shared memory.
+  constexpr std::size_t kMaxPath = sizeof(sockaddr_un::sun_path) - sizeof(".fd");
   if (path.size() > kMaxPath) {
     errors.push_back(absl::StrCat("--unix has ", path.size(), " bytes; a socket's path may have ", kMaxPath));
   }
@@ -80,6 +81,7 @@ Config FromFlags() {
   config.state_memory_bytes = absl::GetFlag(FLAGS_state_memory).bytes;
   config.staging_memory_bytes = absl::GetFlag(FLAGS_staging_memory).bytes;
   config.max_message_bytes = absl::GetFlag(FLAGS_max_message_size).bytes;
+  config.shared_memory_bytes = absl::GetFlag(FLAGS_shared_memory).bytes;
   config.max_caches = absl::GetFlag(FLAGS_max_caches);
   config.max_sessions = absl::GetFlag(FLAGS_max_sessions);
   config.default_session_ttl = absl::GetFlag(FLAGS_default_session_ttl);
@@ -98,6 +100,7 @@ void Validate(const Config& config, Errors& errors) {
   CheckRange("staging_memory", absl::GetFlag(FLAGS_staging_memory), ByteSize{kMebibyte}, kMaxMemory, errors);
   CheckRange("max_message_size", absl::GetFlag(FLAGS_max_message_size), ByteSize{kMebibyte}, ByteSize{1024 * kMebibyte},
              errors);
+  CheckRange("shared_memory", absl::GetFlag(FLAGS_shared_memory), ByteSize{0}, kMaxMemory, errors);
   CheckRange("max_caches", config.max_caches, 1, kMaxCount, errors);
   CheckRange("max_sessions", config.max_sessions, 1, kMaxCount, errors);
   CheckRange("max_session_ttl", config.max_session_ttl, kMinSessionTtl, kMaxDuration, errors);

@@ -23,6 +23,7 @@ struct Config {
   std::int64_t state_memory_bytes = 0;  // 0: half of the backend's memory
   std::int64_t staging_memory_bytes = 0;
   std::int64_t max_message_bytes = 0;
+  std::int64_t shared_memory_bytes = 0;
   std::int64_t max_caches = 0;
   std::int64_t max_sessions = 0;
   absl::Duration default_session_ttl;

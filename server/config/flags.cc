@@ -74,6 +74,7 @@ const std::vector<FlagGroup>& FlagGroups() {
        {{"state_memory", "SIZE"},
         {"staging_memory", "SIZE"},
         {"max_message_size", "SIZE"},
+        {"shared_memory", "SIZE"},
         {"max_caches", "N"},
         {"max_sessions", "N"},
         {"default_session_ttl", "DURATION"},
@@ -133,6 +134,10 @@ ABSL_FLAG(ByteSize, staging_memory, ByteSize{std::int64_t{1} << 30},
           "Host memory for inputs and results of all calls in flight together; on a GPU as much of its memory, too.");
 ABSL_FLAG(ByteSize, max_message_size, ByteSize{std::int64_t{16} << 20},
           "Largest message or stream frame, from 1MiB to 1GiB. Larger calls go through streams.");
+ABSL_FLAG(
+    ByteSize, shared_memory, ByteSize{std::int64_t{16} << 30},
+    "System memory that local clients may share with the server, all together. 0: no shared memory, nor memory of "
+    "a GPU.");
 ABSL_FLAG(std::int64_t, max_caches, 64, "Caches at a time.");
 ABSL_FLAG(std::int64_t, max_sessions, 10'000, "Sessions at a time.");
 ABSL_FLAG(absl::Duration, default_session_ttl, absl::Seconds(60),

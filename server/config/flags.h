@@ -36,6 +36,7 @@ ABSL_DECLARE_FLAG(std::int64_t, threads);
 ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, state_memory);
 ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, staging_memory);
 ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, max_message_size);
+ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, shared_memory);
 ABSL_DECLARE_FLAG(std::int64_t, max_caches);
 ABSL_DECLARE_FLAG(std::int64_t, max_sessions);
 ABSL_DECLARE_FLAG(absl::Duration, default_session_ttl);

@@ -51,16 +51,18 @@ absl::StatusOr<DeviceSegment> DeviceSegment::Upload(const Environment& environme
     device.buffers_.push_back(*std::move(buffer));
     return device.buffers_.back().data();
   };
-  const auto upload = [&](auto*& pointer, std::int64_t bytes) -> absl::Status {
-    if (pointer == nullptr || bytes == 0) return absl::OkStatus();
+  const auto upload = [&](auto*& pointer, bool& on_device, std::int64_t bytes) -> absl::Status {
+    if (pointer == nullptr || on_device || bytes == 0) return absl::OkStatus();
+    on_device = true;
     const absl::StatusOr<std::byte*> place = acquire(bytes);
     if (!place.ok()) return place.status();
     inputs.push_back({*place, pointer, static_cast<std::size_t>(bytes)});
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(*place);
     return absl::OkStatus();
   };
-  const auto reserve = [&](void*& pointer, std::int64_t bytes) -> absl::Status {
-    if (pointer == nullptr || bytes == 0) return absl::OkStatus();
+  const auto reserve = [&](void*& pointer, bool& on_device, std::int64_t bytes) -> absl::Status {
+    if (pointer == nullptr || on_device || bytes == 0) return absl::OkStatus();
+    on_device = true;
     const absl::StatusOr<std::byte*> place = acquire(bytes);
     if (!place.ok()) return place.status();
     device.results_.push_back({pointer, *place, static_cast<std::size_t>(bytes)});
@@ -71,18 +73,20 @@ absl::StatusOr<DeviceSegment> DeviceSegment::Upload(const Environment& environme
   // Rows behind the last sequence are not computed, and nobody wants what a device buffer holds there.
   const std::int64_t rows = std::max<std::int64_t>(0, std::min(segment.row_end, plan.used_rows()) - segment.row_begin);
   SegmentMemory& memory = device.memory_;
-  absl::Status status = upload(memory.k, rows * KeyRowBytes(plan));
-  if (status.ok()) status = upload(memory.w, rows * KeyRowBytes(plan));
-  if (status.ok()) status = upload(memory.u, rows * ValueRowBytes(plan));
-  if (status.ok()) status = upload(memory.g, rows * plan.shape.heads * std::int64_t{sizeof(float)});
+  absl::Status status = upload(memory.k, memory.on_device.k, rows * KeyRowBytes(plan));
+  if (status.ok()) status = upload(memory.w, memory.on_device.w, rows * KeyRowBytes(plan));
+  if (status.ok()) status = upload(memory.u, memory.on_device.u, rows * ValueRowBytes(plan));
+  if (status.ok()) status = upload(memory.g, memory.on_device.g, rows * plan.shape.heads * std::int64_t{sizeof(float)});
   if (status.ok()) {
-    status = upload(memory.initial_state,
+    status = upload(memory.initial_state, memory.on_device.initial_state,
                     (segment.sequence_end - segment.sequence_begin) * StateBytes(plan, kernels::DataType::kFloat32));
   }
-  if (status.ok()) status = reserve(memory.v_new, rows * ValueRowBytes(plan));
-  if (status.ok()) status = reserve(memory.h, (segment.h_end - segment.h_begin) * StateBytes(plan, plan.states_dtype));
+  if (status.ok()) status = reserve(memory.v_new, memory.on_device.v_new, rows * ValueRowBytes(plan));
+  if (status.ok())
+    status =
+        reserve(memory.h, memory.on_device.h, (segment.h_end - segment.h_begin) * StateBytes(plan, plan.states_dtype));
   if (status.ok()) {
-    status = reserve(memory.final_state,
+    status = reserve(memory.final_state, memory.on_device.final_state,
                      (segment.final_end - segment.final_begin) * StateBytes(plan, kernels::DataType::kFloat32));
   }
   if (status.ok() && !inputs.empty()) {

@@ -84,6 +84,8 @@ class Engine {
   absl::StatusOr<std::shared_ptr<StagingBuffer>> Stage(std::int64_t bytes) const;
 
   const EngineOptions& options() const { return options_; }
+  /// The backend's; nullptr where all memory is the host's.
+  kernels::MemorySharing* memory_sharing() const { return environment_.backend.memory_sharing(); }
   const StagingPool& staging() const { return staging_; }
   const StagingPool& device_staging() const { return device_staging_; }
 

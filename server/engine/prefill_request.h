@@ -2,6 +2,7 @@
 #define GDPCACHE_SERVER_ENGINE_PREFILL_REQUEST_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -28,6 +29,13 @@ struct SnapshotDirective {
   std::int64_t boundary = 0;
   absl::string_view key;
   absl::string_view auxiliary;
+};
+
+/// Where results go; those without a place go where PrefillOutputs says.
+struct OutputPlaces {
+  RegionPlace h;
+  RegionPlace v_new;
+  RegionPlace final_state;
 };
 
 /// One call of the recurrence as its caller sent it; prefill.proto documents the fields. Points into the caller's
@@ -57,6 +65,10 @@ struct PrefillRequest {
   absl::Span<const std::int64_t> expected_positions;
   bool check_finite = false;
   TensorArgument auxiliary_state;
+  OutputPlaces outputs;
+  const cache::Region* ready_event = nullptr;  // nullptr: none
+  const cache::Region* done_event = nullptr;
+  std::vector<std::shared_ptr<const cache::Region>> regions;  // all that places and events name, each once
   kernels::Precision precision = kernels::Precision::kDefault;
   std::vector<SnapshotDirective> snapshots;
 };

@@ -109,11 +109,17 @@ SequenceStates StatesInPlace(const PrefillPlan& plan, const cache::Cache& cache,
   return states;
 }
 
-void ZeroUnusedRows(const PrefillPlan& plan, const Segment& segment, void* v_new) {
+kernels::ByteRange UnusedRows(const PrefillPlan& plan, const Segment& segment, void* v_new) {
   const std::int64_t begin = std::max(plan.used_rows(), segment.row_begin);
-  if (v_new == nullptr || begin >= segment.row_end) return;
+  if (v_new == nullptr || begin >= segment.row_end) return {};
   const std::int64_t row = ValueRowBytes(plan);
-  std::memset(static_cast<std::byte*>(v_new) + (begin - segment.row_begin) * row, 0, (segment.row_end - begin) * row);
+  return {static_cast<std::byte*>(v_new) + (begin - segment.row_begin) * row,
+          static_cast<std::size_t>((segment.row_end - begin) * row)};
+}
+
+void ZeroUnusedRows(const PrefillPlan& plan, const Segment& segment, void* v_new) {
+  const kernels::ByteRange unused = UnusedRows(plan, segment, v_new);
+  if (unused.size > 0) std::memset(unused.data, 0, unused.size);
 }
 
 absl::Status CommitPrefill(kernels::Backend& backend, kernels::Stream& stream, const PrefillPlan& plan,

@@ -44,6 +44,9 @@ std::vector<std::int64_t> Positions(const PrefillPlan& plan, const cache::Cache&
 SequenceStates StatesInPlace(const PrefillPlan& plan, const cache::Cache& cache, const float* initial_state,
                              std::int64_t n);
 
+/// The part of v_new, which begins at the segment's first row, where no sequence has rows; maybe empty.
+kernels::ByteRange UnusedRows(const PrefillPlan& plan, const Segment& segment, void* v_new);
+
 /// Zeroes v_new, which begins at the segment's first row, where no sequence has rows.
 void ZeroUnusedRows(const PrefillPlan& plan, const Segment& segment, void* v_new);
 

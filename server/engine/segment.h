@@ -52,6 +52,18 @@ class SegmentCutter {
 /// The whole call as one segment.
 Segment WholeCall(const PrefillPlan& plan);
 
+/// Tensors that are where the arithmetic reaches them although it does not reach host memory.
+struct TensorsOnDevice {
+  bool k = false;
+  bool w = false;
+  bool u = false;
+  bool g = false;
+  bool initial_state = false;
+  bool h = false;
+  bool v_new = false;
+  bool final_state = false;
+};
+
 /// Where a segment's tensors are; each begins with what belongs to the segment's first row, state or sequence. nullptr
 /// for what the call does not have.
 struct SegmentMemory {
@@ -63,6 +75,7 @@ struct SegmentMemory {
   void* h = nullptr;
   void* v_new = nullptr;
   void* final_state = nullptr;
+  TensorsOnDevice on_device = {};
 };
 
 /// Where a sequence starts from in this segment, and where its state goes.

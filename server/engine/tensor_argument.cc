@@ -70,6 +70,21 @@ std::optional<std::int64_t> BoundedProduct(absl::Span<const std::int64_t> factor
   return product;
 }
 
+absl::Status CheckPlace(absl::string_view field, const RegionPlace& place, std::int64_t bytes, std::int64_t alignment) {
+  if (place.region->kind() == cache::RegionKind::kCudaEvent) {
+    return InvalidField(absl::StrCat(field, ".region"), "is an event; it must be memory");
+  }
+  if (place.offset % static_cast<std::uint64_t>(alignment) != 0) {
+    return InvalidField(absl::StrCat(field, ".offset"),
+                        absl::StrCat("is ", place.offset, "; it must be a multiple of the element size ", alignment));
+  }
+  if (!place.region->Contains(place.offset, static_cast<std::uint64_t>(bytes))) {
+    return InvalidField(absl::StrCat(field, ".offset"), absl::StrCat("is ", place.offset, " and the tensor has ", bytes,
+                                                                     " bytes; the region has ", place.region->size()));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::int64_t> CheckTensor(absl::string_view name, const TensorArgument& tensor, ElementType dtype,
                                          absl::Span<const std::int64_t> shape,
                                          absl::Span<const std::int64_t> alternative, TensorTransport transport) {
@@ -83,16 +98,25 @@ absl::StatusOr<std::int64_t> CheckTensor(absl::string_view name, const TensorArg
                                      alternative.empty() ? "" : absl::StrCat(" or ", ShapeName(alternative))));
   }
   std::vector<std::int64_t> factors(shape.begin(), shape.end());
-  factors.push_back(FloatType(dtype).has_value() ? kernels::ByteSize(*FloatType(dtype)) : 1);
+  const std::int64_t element = FloatType(dtype).has_value() ? kernels::ByteSize(*FloatType(dtype)) : 1;
+  factors.push_back(element);
   const std::optional<std::int64_t> bytes = BoundedProduct(factors);
   if (!bytes.has_value()) {
     return InvalidField(absl::StrCat(name, ".shape"),
                         absl::StrCat("is ", ShapeName(tensor.shape), "; its size must not exceed 2^62 bytes"));
   }
   if (transport == TensorTransport::kStream) {
+    if (tensor.place.region != nullptr) {
+      return InvalidField(absl::StrCat(name, ".shared_memory"), "is given; in a stream the bytes follow in frames");
+    }
     if (tensor.data != nullptr) {
       return InvalidField(absl::StrCat(name, ".inline"),
                           absl::StrCat("holds ", tensor.data_bytes, " bytes; in a stream they follow in frames"));
+    }
+  } else if (tensor.place.region != nullptr) {
+    if (absl::Status status = CheckPlace(absl::StrCat(name, ".shared_memory"), tensor.place, *bytes, element);
+        !status.ok()) {
+      return status;
     }
   } else if (tensor.data_bytes != *bytes) {
     return InvalidField(absl::StrCat(name, ".inline"), absl::StrCat("holds ", tensor.data_bytes, " bytes; the shape ",

@@ -9,6 +9,7 @@
 #include "server/engine/device_segment.h"
 #include "server/engine/prefill_snapshots.h"
 #include "server/engine/prefill_steps.h"
+#include "server/engine/shared_places.h"
 
 namespace gdpcache::engine {
 namespace {
@@ -27,21 +28,26 @@ absl::StatusOr<std::shared_ptr<UnaryPrefill>> UnaryPrefill::Create(const Environ
                                                                    const PrefillRequest& request, PrefillDone done) {
   absl::StatusOr<PrefillPlan> plan = PlanPrefill(request, context.session->cache()->geometry());
   if (!plan.ok()) return plan.status();
-  // Inputs are in memory already, so their sum is small; results may be any size.
+  if (absl::Status status = CheckDestinations(request, *plan); !status.ok()) return status;
+  // Inputs are in memory already, so their sum is small; results of the answer may be any size.
   const std::int64_t limit = environment.options.max_unary_output_bytes;
-  if (plan->h_bytes > limit || plan->v_new_bytes > limit || plan->final_state_bytes > limit ||
-      plan->output_bytes() > limit) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the results take ", plan->h_bytes, " bytes of h, ", plan->v_new_bytes, " of v_new and ",
-        plan->final_state_bytes, " of final_state; a unary answer may have ", limit, ": call PrefillStream"));
+  const auto exceeds = [limit](const RegionPlace& place, std::int64_t bytes) {
+    return place.region == nullptr && bytes > limit;
+  };
+  if (exceeds(request.outputs.h, plan->h_bytes) || exceeds(request.outputs.v_new, plan->v_new_bytes) ||
+      exceeds(request.outputs.final_state, plan->final_state_bytes) || InlineOutputBytes(request, *plan) > limit) {
+    return absl::ResourceExhaustedError(absl::StrCat("the results take ", plan->h_bytes, " bytes of h, ",
+                                                     plan->v_new_bytes, " of v_new and ", plan->final_state_bytes,
+                                                     " of final_state; a unary answer may have ", limit,
+                                                     ": call PrefillStream or put them into shared memory"));
   }
   const std::int64_t scratch =
       StagingPool::BlockSize(plan->natural_decay ? plan->g_bytes : 0) + StagingPool::BlockSize(plan->auxiliary_bytes);
   absl::StatusOr<std::shared_ptr<StagingAccount>> staging =
-      environment.staging.Open(InputBytes(*plan) + plan->output_bytes() + scratch);
+      environment.staging.Open(InlineInputBytes(request, *plan) + InlineOutputBytes(request, *plan) + scratch);
   if (!staging.ok()) return staging.status();
   absl::StatusOr<std::shared_ptr<StagingAccount>> device_staging =
-      OpenDeviceAccount(environment, 1, InputBytes(*plan) + plan->output_bytes(), 0);
+      OpenDeviceAccount(environment, 1, HostBytes(request, *plan), 0);
   if (!device_staging.ok()) return device_staging.status();
   return std::shared_ptr<UnaryPrefill>(new UnaryPrefill(environment, std::move(context), request, *std::move(plan),
                                                         *std::move(staging), *std::move(device_staging),
@@ -53,12 +59,11 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
                            std::shared_ptr<StagingAccount> device_staging, PrefillDone done)
     : OneStepCall(environment, std::move(context)),
       plan_(std::move(plan)),
-      memory_{.k = request.k.data,
-              .w = request.w.data,
-              .u = request.u.data,
-              .g = static_cast<const float*>(request.g.data),
-              .initial_state = static_cast<const float*>(request.initial_state.data)},
-      auxiliary_(static_cast<const std::byte*>(request.auxiliary_state.data)),
+      memory_(MemoryOf(request)),
+      auxiliary_(static_cast<const std::byte*>(DataOf(request.auxiliary_state))),
+      ready_event_(request.ready_event),
+      done_event_(request.done_event),
+      regions_(request.regions),
       staging_(std::move(staging)),
       device_staging_(std::move(device_staging)),
       done_(std::move(done)),
@@ -79,16 +84,19 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
 
   const Segment segment = WholeCall(plan_);
   SegmentMemory memory = memory_;
-  memory.h = outputs_.h;
-  memory.v_new = outputs_.v_new;
-  memory.final_state = outputs_.final_state;
+  if (ready_event_ != nullptr) {
+    if (absl::Status status = backend.memory_sharing()->WaitForEvent(ready_event_->data(), stream); !status.ok()) {
+      return status;
+    }
+  }
   StagingBuffer g;
   if (plan_.natural_decay && plan_.g_bytes > 0) {
     absl::StatusOr<StagingBuffer> buffer = staging_->Acquire(plan_.g_bytes);
     if (!buffer.ok()) return buffer.status();
     g = *std::move(buffer);
-    NaturalToLog2(memory.g, reinterpret_cast<float*>(g.data()), plan_.used_rows() * plan_.shape.heads);
-    memory.g = reinterpret_cast<const float*>(g.data());
+    if (absl::Status status = ConvertDecay(memory, reinterpret_cast<float*>(g.data()), stream); !status.ok()) {
+      return status;
+    }
   }
   StagingBuffer backup;
   if (plan_.has_auxiliary_state) {
@@ -122,19 +130,52 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
                       absl::Status status = snapshots.CopyAuxiliary(backend, plan_, stream);
                       if (status.ok()) status = backend.RunRecurrence(plan_.shape, launch.sequences, stream);
                       if (status.ok()) status = snapshots.CopyFinalStates(backend, plan_.shape, stream);
-                      return status.ok() ? device->Download() : status;
+                      if (status.ok()) status = device->Download();
+                      if (status.ok()) status = CompleteOnDevice(memory, segment, stream);
+                      return status;
                     });
   if (!committed.ok()) return committed;
   result_.snapshots = snapshots.Commit();
   const absl::Time computed = absl::Now();
   result_.timing.compute_us = absl::ToInt64Microseconds(computed - staged);
 
-  ZeroUnusedRows(plan_, segment, memory.v_new);
+  if (!memory.on_device.v_new) ZeroUnusedRows(plan_, segment, memory.v_new);
   result_.positions = Positions(plan_, cache());
   const absl::Time ended = absl::Now();
   result_.timing.stage_out_us = absl::ToInt64Microseconds(ended - computed);
   result_.timing.total_us = absl::ToInt64Microseconds(ended - created_);
   return absl::OkStatus();
+}
+
+absl::Status UnaryPrefill::ConvertDecay(SegmentMemory& memory, float* converted, kernels::Stream& stream) const {
+  kernels::Backend& backend = environment().backend;
+  const std::int64_t elements = plan_.used_rows() * plan_.shape.heads;
+  if (memory.on_device.g) {
+    const kernels::ByteCopy copy = {converted, memory.g, static_cast<std::size_t>(elements) * sizeof(float)};
+    absl::Status status = backend.CopyBytes({&copy, 1}, stream);
+    if (status.ok()) status = backend.Synchronize(stream);
+    if (!status.ok()) return status;
+    memory.g = converted;
+    memory.on_device.g = false;
+  }
+  NaturalToLog2(memory.g, converted, elements);
+  memory.g = converted;
+  return absl::OkStatus();
+}
+
+absl::Status UnaryPrefill::CompleteOnDevice(const SegmentMemory& memory, const Segment& segment,
+                                            kernels::Stream& stream) const {
+  kernels::Backend& backend = environment().backend;
+  absl::Status status;
+  if (memory.on_device.v_new) {
+    const kernels::ByteRange unused = UnusedRows(plan_, segment, memory.v_new);
+    if (unused.size > 0) status = backend.ZeroBytes({&unused, 1}, stream);
+  }
+  if (status.ok() && done_event_ != nullptr) {
+    status = backend.memory_sharing()->RecordEvent(done_event_->data(), stream);
+  }
+  if (status.ok()) return status;
+  return absl::UnavailableError(absl::StrCat("results cannot be completed on the device: ", status.message()));
 }
 
 void UnaryPrefill::Finish(absl::Status status) {

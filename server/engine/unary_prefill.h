@@ -2,6 +2,7 @@
 #define GDPCACHE_SERVER_ENGINE_UNARY_PREFILL_H_
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -13,8 +14,9 @@
 
 namespace gdpcache::engine {
 
-/// Where a unary prefill writes its results: memory of plan().h_bytes, v_new_bytes and final_state_bytes bytes, aligned
-/// for their elements; nullptr where that is 0. It must stay until the call is done.
+/// Where a unary prefill writes the results that have no place in shared memory: memory of plan().h_bytes, v_new_bytes
+/// and final_state_bytes bytes, aligned for their elements; nullptr where that is 0. It must stay until the call is
+/// done.
 struct PrefillOutputs {
   void* h = nullptr;
   void* v_new = nullptr;
@@ -31,7 +33,11 @@ class UnaryPrefill final : public OneStepCall {
   const PrefillPlan& plan() const { return plan_; }
 
   /// To be called before Start.
-  void SetOutputs(const PrefillOutputs& outputs) { outputs_ = outputs; }
+  void SetOutputs(const PrefillOutputs& outputs) {
+    if (memory_.h == nullptr) memory_.h = outputs.h;
+    if (memory_.v_new == nullptr) memory_.v_new = outputs.v_new;
+    if (memory_.final_state == nullptr) memory_.final_state = outputs.final_state;
+  }
 
  private:
   UnaryPrefill(const Environment& environment, CallContext context, const PrefillRequest& request, PrefillPlan plan,
@@ -41,16 +47,24 @@ class UnaryPrefill final : public OneStepCall {
   absl::StatusOr<Places> Arrive() override;
   bool IsSmall() const override;
   absl::Status Execute(kernels::Stream& stream) override;
+  /// Puts the call's decays, which are natural logarithms, into `converted`, in host memory, and `memory` onto that.
+  absl::Status ConvertDecay(SegmentMemory& memory, float* converted, kernels::Stream& stream) const;
+  /// What has to follow the arithmetic on the device itself. Comes behind work that cannot be taken back, so a refusal
+  /// counts as the loss of the device: UNAVAILABLE.
+  absl::Status CompleteOnDevice(const SegmentMemory& memory, const Segment& segment, kernels::Stream& stream) const;
   void LetGo() override {
     staging_.reset();
     device_staging_.reset();
+    regions_.clear();
   }
   void Finish(absl::Status status) override;
 
   const PrefillPlan plan_;
   SegmentMemory memory_;
   const std::byte* auxiliary_ = nullptr;
-  PrefillOutputs outputs_;
+  const cache::Region* const ready_event_;
+  const cache::Region* const done_event_;
+  std::vector<std::shared_ptr<const cache::Region>> regions_;
   std::shared_ptr<StagingAccount> staging_;
   std::shared_ptr<StagingAccount> device_staging_;
   PrefillDone done_;

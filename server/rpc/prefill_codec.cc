@@ -81,6 +81,25 @@ absl::StatusOr<engine::StateSelectionMode> DecodeMode(v1::StateSelection::Mode m
   }
 }
 
+absl::Status NotForStreams(absl::string_view field) {
+  return InvalidField(field, "is given; only a unary Prefill takes it");
+}
+
+/// Everything but where the bytes are when they are in shared memory.
+absl::StatusOr<engine::TensorArgument> DecodeHeader(absl::string_view field, bool present, const v1::Tensor& tensor) {
+  const absl::StatusOr<ElementType> dtype = DecodeDataType(absl::StrCat(field, ".dtype"), tensor.dtype());
+  if (!dtype.ok()) return dtype.status();
+  engine::TensorArgument argument;
+  argument.present = present;
+  argument.dtype = *dtype;
+  argument.shape = tensor.shape();
+  if (tensor.data_case() == v1::Tensor::kInline) {
+    argument.data = tensor.inline_().data();
+    argument.data_bytes = static_cast<std::int64_t>(tensor.inline_().size());
+  }
+  return argument;
+}
+
 template <typename T>
 absl::Status Assign(absl::StatusOr<T> value, T& to) {
   if (!value.ok()) return value.status();
@@ -99,17 +118,8 @@ void DescribeStates(std::int64_t count, const kernels::RecurrenceShape& shape, k
 }  // namespace
 
 absl::StatusOr<engine::TensorArgument> DecodeTensor(absl::string_view field, bool present, const v1::Tensor& tensor) {
-  const absl::StatusOr<ElementType> dtype = DecodeDataType(absl::StrCat(field, ".dtype"), tensor.dtype());
-  if (!dtype.ok()) return dtype.status();
-  engine::TensorArgument argument;
-  argument.present = present;
-  argument.dtype = *dtype;
-  argument.shape = tensor.shape();
-  if (tensor.data_case() == v1::Tensor::kInline) {
-    argument.data = tensor.inline_().data();
-    argument.data_bytes = static_cast<std::int64_t>(tensor.inline_().size());
-  }
-  return argument;
+  if (tensor.data_case() == v1::Tensor::kSharedMemory) return NotForStreams(absl::StrCat(field, ".shared_memory"));
+  return DecodeHeader(field, present, tensor);
 }
 
 v1::DataType EncodeDataType(ElementType type) {
@@ -133,10 +143,12 @@ absl::StatusOr<engine::PrefillRequest> DecodePrefill(const v1::PrefillRequest& r
   engine::PrefillRequest decoded;
   decoded.transport = transport;
   decoded.layer = request.layer();
-  absl::Status status = Assign(DecodeTensor("k", request.has_k(), request.k()), decoded.k);
-  status.Update(Assign(DecodeTensor("w", request.has_w(), request.w()), decoded.w));
-  status.Update(Assign(DecodeTensor("u", request.has_u(), request.u()), decoded.u));
-  status.Update(Assign(DecodeTensor("g", request.has_g(), request.g()), decoded.g));
+  const bool streamed = transport == engine::TensorTransport::kStream;
+  const auto decode = streamed ? DecodeTensor : DecodeHeader;
+  absl::Status status = Assign(decode("k", request.has_k(), request.k()), decoded.k);
+  status.Update(Assign(decode("w", request.has_w(), request.w()), decoded.w));
+  status.Update(Assign(decode("u", request.has_u(), request.u()), decoded.u));
+  status.Update(Assign(decode("g", request.has_g(), request.g()), decoded.g));
   status.Update(Assign(IsNatural(request.g_base()), decoded.natural_decay));
   decoded.cu_seqlens = request.cu_seqlens();
   decoded.batch = request.batch();
@@ -146,8 +158,8 @@ absl::StatusOr<engine::PrefillRequest> DecodePrefill(const v1::PrefillRequest& r
   decoded.chunk_indices = request.chunk_indices();
   decoded.state_indices = request.state_indices();
   status.Update(Assign(DecodeSource(request.initial_state_source()), decoded.initial_state_source));
-  status.Update(Assign(DecodeTensor("initial_state", request.has_initial_state(), request.initial_state()),
-                       decoded.initial_state));
+  status.Update(
+      Assign(decode("initial_state", request.has_initial_state(), request.initial_state()), decoded.initial_state));
   decoded.save_new_value = request.save_new_value();
   decoded.output_final_state = request.output_final_state();
   status.Update(Assign(DecodeMode(request.states().mode()), decoded.states));
@@ -158,9 +170,12 @@ absl::StatusOr<engine::PrefillRequest> DecodePrefill(const v1::PrefillRequest& r
   status.Update(Assign(DecodeDataType("states_dtype", request.states_dtype()), decoded.states_dtype));
   decoded.expected_positions = request.expected_positions();
   decoded.check_finite = request.check_finite();
-  status.Update(Assign(DecodeTensor("auxiliary_state", request.has_auxiliary_state(), request.auxiliary_state()),
+  status.Update(Assign(decode("auxiliary_state", request.has_auxiliary_state(), request.auxiliary_state()),
                        decoded.auxiliary_state));
   status.Update(Assign(DecodePrecision(request.precision()), decoded.precision));
+  if (streamed && request.has_outputs()) status.Update(NotForStreams("outputs"));
+  if (streamed && !request.ready_event().empty()) status.Update(NotForStreams("ready_event"));
+  if (streamed && !request.done_event().empty()) status.Update(NotForStreams("done_event"));
   if (request.request_id().size() > kMaxRequestId) {
     status.Update(InvalidField(
         "request_id", absl::StrCat("has ", request.request_id().size(), " bytes; it may have ", kMaxRequestId)));

@@ -12,13 +12,15 @@
 
 namespace gdpcache::rpc {
 
-/// A tensor as the engine takes it; points into `tensor`. INVALID_ARGUMENT for a dtype that does not exist.
+/// A tensor of a streaming call as the engine takes it; points into `tensor`. INVALID_ARGUMENT for a dtype that does
+/// not exist and for shared memory.
 absl::StatusOr<engine::TensorArgument> DecodeTensor(absl::string_view field, bool present, const v1::Tensor& tensor);
 
 v1::DataType EncodeDataType(engine::ElementType type);
 
-/// The request as the engine takes it; points into `request`. Checks only what gets lost on the way: enum values and
-/// the length of request_id.
+/// The request as the engine takes it, but for what is in shared memory (FindSharedMemory); points into `request`.
+/// Checks only what gets lost on the way: enum values and the length of request_id; and that a stream has no shared
+/// memory.
 absl::StatusOr<engine::PrefillRequest> DecodePrefill(const v1::PrefillRequest& request,
                                                      engine::TensorTransport transport);
 

@@ -9,6 +9,7 @@
 #include "server/rpc/data_plane.h"
 #include "server/rpc/prefill_codec.h"
 #include "server/rpc/rpc_in_session.h"
+#include "server/rpc/shared_memory_codec.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -24,25 +25,31 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
     if (!caller.ok()) return Fail(caller.status());
     caller_ = *std::move(caller);
     if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return Fail(status);
-    const auto decoded = DecodePrefill(request_, engine::TensorTransport::kInline);
+    auto decoded = DecodePrefill(request_, engine::TensorTransport::kInline);
     if (!decoded.ok()) return Fail(decoded.status());
+    if (absl::Status status = FindSharedMemory(request_, caller_.session->regions(), *decoded); !status.ok()) {
+      return Fail(status);
+    }
     auto call = plane.engine.Prefill(caller_, *decoded,
                                      [this](absl::StatusOr<engine::PrefillResult> result) { Done(std::move(result)); });
     if (!call.ok()) return Fail(call.status());
     const std::shared_ptr<engine::UnaryPrefill> prefill = *std::move(call);
     const engine::PrefillPlan& plan = prefill->plan();
     DescribeResults(request_, plan, response_);
-    const auto allocate = [](std::int64_t bytes, v1::Tensor* (v1::PrefillResponse::*tensor)(),
-                             v1::PrefillResponse& response) -> void* {
-      if (bytes == 0) return nullptr;
+    const engine::OutputPlaces& places = decoded->outputs;
+    DescribePlaces(request_.outputs(), response_);
+    const auto allocate = [](const engine::RegionPlace& place, std::int64_t bytes,
+                             v1::Tensor* (v1::PrefillResponse::*tensor)(), v1::PrefillResponse& response) -> void* {
+      if (bytes == 0 || place.region != nullptr) return nullptr;
       std::string& data = *(response.*tensor)()->mutable_inline_();
       data.resize(static_cast<std::size_t>(bytes));
       return data.data();
     };
     prefill->SetOutputs(
-        {.h = allocate(plan.h_bytes, &v1::PrefillResponse::mutable_h, response_),
-         .v_new = allocate(plan.v_new_bytes, &v1::PrefillResponse::mutable_v_new, response_),
-         .final_state = allocate(plan.final_state_bytes, &v1::PrefillResponse::mutable_final_state, response_)});
+        {.h = allocate(places.h, plan.h_bytes, &v1::PrefillResponse::mutable_h, response_),
+         .v_new = allocate(places.v_new, plan.v_new_bytes, &v1::PrefillResponse::mutable_v_new, response_),
+         .final_state = allocate(places.final_state, plan.final_state_bytes, &v1::PrefillResponse::mutable_final_state,
+                                 response_)});
     bool cancelled = false;
     {
       const std::lock_guard lock(mutex_);

@@ -41,6 +41,8 @@ v1::ServerLimits Limits(const ServerOptions& options, const engine::Engine& engi
   limits.set_max_sessions(options.limits.max_sessions);
   limits.set_max_sequences_per_call(engine::kMaxSequences);
   limits.set_max_session_ttl_ms(absl::ToInt64Milliseconds(options.limits.max_session_ttl));
+  limits.set_shared_memory_bytes(options.shared_memory_bytes);
+  limits.set_max_regions(MemoryPlane::kMaxRegions);
   return limits;
 }
 
@@ -128,7 +130,8 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
     : catalog_(catalog),
       info_(catalog, engine, clock, options.version, std::move(device), Limits(options, engine)),
       expiry_(catalog, clock),
-      service_({catalog, engine, clock, expiry_, info_}, {catalog, clock, engine}) {}
+      memory_(catalog, clock, engine.memory_sharing(), options.shared_memory_bytes),
+      service_({catalog, engine, clock, expiry_, info_}, {catalog, clock, engine}, memory_) {}
 
 Server::~Server() = default;
 
@@ -157,6 +160,9 @@ absl::Status Server::Listen(const ServerOptions& options) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   {
     const PrivateFiles private_files;
+    if (!options.unix_path.empty()) {
+      if (absl::Status status = memory_.Listen(DescriptorSocketPath(options.unix_path)); !status.ok()) return status;
+    }
     server_ = builder.BuildAndStart();
   }
   if (server_ == nullptr) {
@@ -170,6 +176,8 @@ absl::Status Server::Listen(const ServerOptions& options) {
   }
   if (!options.unix_path.empty()) served.push_back("unix:" + options.unix_path);
   info_.SetAddresses(std::move(served));
+  info_.SetSharedMemory(memory_.descriptors() != nullptr ? memory_.descriptors()->path() : "",
+                        memory_.sharing() != nullptr ? memory_.sharing()->device_uuid() : "");
   server_->GetHealthCheckService()->SetServingStatus(v1::StateCache::service_full_name(), true);
   return absl::OkStatus();
 }

@@ -16,6 +16,7 @@
 #include "server/cache/clock.h"
 #include "server/engine/engine.h"
 #include "server/rpc/control/server_info.h"
+#include "server/rpc/memory/memory_plane.h"
 #include "server/rpc/service.h"
 #include "server/rpc/session_expiry.h"
 #include "server/rpc/unix_socket.h"
@@ -27,7 +28,8 @@ struct ServerOptions {
   std::vector<std::string> listen;  // "host:port"; port 0 takes a free one
   std::string unix_path;            // empty: none
   std::int64_t max_message_bytes = 0;
-  cache::CatalogLimits limits;  // what the catalog was made with, for GetServerInfo
+  std::int64_t shared_memory_bytes = 0;  // of system memory that clients may share; 0: no shared memory of any kind
+  cache::CatalogLimits limits;           // what the catalog was made with, for GetServerInfo
 };
 
 /// The gRPC server: its listeners, the StateCache service, health, reflection, and the expiry of sessions.
@@ -58,8 +60,9 @@ class Server {
   cache::Catalog& catalog_;
   ServerInfo info_;
   SessionExpiry expiry_;
-  Service service_;
   UnixSocketLock socket_lock_;
+  MemoryPlane memory_;  // its socket goes before the lock
+  Service service_;
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -2,8 +2,8 @@
 
 namespace gdpcache::rpc {
 
-Service::Service(const ControlPlane& control_plane, const DataPlane& data_plane)
-    : control_plane_(control_plane), data_plane_(data_plane) {}
+Service::Service(const ControlPlane& control_plane, const DataPlane& data_plane, const MemoryPlane& memory_plane)
+    : control_plane_(control_plane), data_plane_(data_plane), memory_plane_(memory_plane) {}
 
 Service::~Service() = default;
 
@@ -82,6 +82,36 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* Service::ReadSlots(grpc::CallbackSer
 grpc::ServerReadReactor<grpc::ByteBuffer>* Service::WriteSlots(grpc::CallbackServerContext* context,
                                                                grpc::ByteBuffer* response) {
   return HandleWriteSlots(data_plane_, context, response);
+}
+
+grpc::ServerUnaryReactor* Service::RegisterSystemMemory(grpc::CallbackServerContext* context,
+                                                        const v1::RegisterSystemMemoryRequest* request,
+                                                        v1::RegisterSystemMemoryResponse* response) {
+  return HandleRegisterSystemMemory(memory_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::RegisterCudaMemory(grpc::CallbackServerContext* context,
+                                                      const v1::RegisterCudaMemoryRequest* request,
+                                                      v1::RegisterCudaMemoryResponse* response) {
+  return HandleRegisterCudaMemory(memory_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::RegisterCudaEvent(grpc::CallbackServerContext* context,
+                                                     const v1::RegisterCudaEventRequest* request,
+                                                     v1::RegisterCudaEventResponse* response) {
+  return HandleRegisterCudaEvent(memory_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::UnregisterMemory(grpc::CallbackServerContext* context,
+                                                    const v1::UnregisterMemoryRequest* request,
+                                                    v1::UnregisterMemoryResponse* response) {
+  return HandleUnregisterMemory(memory_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::ListSharedMemory(grpc::CallbackServerContext* context,
+                                                    const v1::ListSharedMemoryRequest* request,
+                                                    v1::ListSharedMemoryResponse* response) {
+  return HandleListSharedMemory(memory_plane_, context, request, response);
 }
 
 grpc::ServerUnaryReactor* Service::Prefill(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,

@@ -7,6 +7,7 @@
 #include "gdpcache/v1/state_cache.grpc.pb.h"
 #include "server/rpc/control_plane.h"
 #include "server/rpc/data_plane.h"
+#include "server/rpc/memory/memory_plane.h"
 
 namespace gdpcache::rpc {
 
@@ -24,12 +25,18 @@ using WithSlots = v1::StateCache::WithCallbackMethod_AcquireSlots<
     v1::StateCache::WithCallbackMethod_ReleaseSlots<v1::StateCache::WithCallbackMethod_ResetSlots<
         v1::StateCache::WithCallbackMethod_CopySlots<v1::StateCache::WithCallbackMethod_ListSlots<Base>>>>>;
 
+template <typename Base>
+using WithSharedMemory =
+    v1::StateCache::WithCallbackMethod_RegisterSystemMemory<v1::StateCache::WithCallbackMethod_RegisterCudaMemory<
+        v1::StateCache::WithCallbackMethod_RegisterCudaEvent<v1::StateCache::WithCallbackMethod_UnregisterMemory<
+            v1::StateCache::WithCallbackMethod_ListSharedMemory<Base>>>>>;
+
 // The streams come raw, see data_plane.h.
 template <typename Base>
 using WithTensors = v1::StateCache::WithCallbackMethod_Prefill<v1::StateCache::WithRawCallbackMethod_PrefillStream<
     v1::StateCache::WithRawCallbackMethod_ReadSlots<v1::StateCache::WithRawCallbackMethod_WriteSlots<Base>>>>;
 
-using ServiceBase = WithCaches<WithSessions<WithSlots<WithTensors<v1::StateCache::Service>>>>;
+using ServiceBase = WithCaches<WithSessions<WithSlots<WithSharedMemory<WithTensors<v1::StateCache::Service>>>>>;
 
 }  // namespace internal
 
@@ -37,7 +44,8 @@ using ServiceBase = WithCaches<WithSessions<WithSlots<WithTensors<v1::StateCache
 /// gRPC's handlers, is compiled without ThreadSanitizer (see CMakeLists.txt). Thread-safe.
 class Service final : public internal::ServiceBase {
  public:
-  Service(const ControlPlane& control_plane, const DataPlane& data_plane);
+  /// `memory_plane` must outlive this.
+  Service(const ControlPlane& control_plane, const DataPlane& data_plane, const MemoryPlane& memory_plane);
   ~Service() override;
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context, const v1::GetServerInfoRequest* request,
@@ -71,6 +79,22 @@ class Service final : public internal::ServiceBase {
   grpc::ServerReadReactor<grpc::ByteBuffer>* WriteSlots(grpc::CallbackServerContext* context,
                                                         grpc::ByteBuffer* response) override;
 
+  grpc::ServerUnaryReactor* RegisterSystemMemory(grpc::CallbackServerContext* context,
+                                                 const v1::RegisterSystemMemoryRequest* request,
+                                                 v1::RegisterSystemMemoryResponse* response) override;
+  grpc::ServerUnaryReactor* RegisterCudaMemory(grpc::CallbackServerContext* context,
+                                               const v1::RegisterCudaMemoryRequest* request,
+                                               v1::RegisterCudaMemoryResponse* response) override;
+  grpc::ServerUnaryReactor* RegisterCudaEvent(grpc::CallbackServerContext* context,
+                                              const v1::RegisterCudaEventRequest* request,
+                                              v1::RegisterCudaEventResponse* response) override;
+  grpc::ServerUnaryReactor* UnregisterMemory(grpc::CallbackServerContext* context,
+                                             const v1::UnregisterMemoryRequest* request,
+                                             v1::UnregisterMemoryResponse* response) override;
+  grpc::ServerUnaryReactor* ListSharedMemory(grpc::CallbackServerContext* context,
+                                             const v1::ListSharedMemoryRequest* request,
+                                             v1::ListSharedMemoryResponse* response) override;
+
   grpc::ServerUnaryReactor* Prefill(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
                                     v1::PrefillResponse* response) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PrefillStream(
@@ -79,6 +103,7 @@ class Service final : public internal::ServiceBase {
  private:
   const ControlPlane control_plane_;
   const DataPlane data_plane_;
+  const MemoryPlane& memory_plane_;
 };
 
 }  // namespace gdpcache::rpc

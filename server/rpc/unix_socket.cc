@@ -38,6 +38,8 @@ bool SomebodyListens(const std::string& path) {
   return listens;
 }
 
+}  // namespace
+
 absl::Status RemoveStaleSocket(const std::string& path) {
   struct stat named = {};
   if (lstat(path.c_str(), &named) != 0) {
@@ -50,8 +52,6 @@ absl::Status RemoveStaleSocket(const std::string& path) {
   if (unlink(path.c_str()) != 0) return ErrnoStatus("cannot remove the stale socket", path);
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::StatusOr<UnixSocketLock> UnixSocketLock::Acquire(const std::string& path) {
   const std::string lock_path = path + ".lock";

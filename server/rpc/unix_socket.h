@@ -9,6 +9,13 @@
 
 namespace gdpcache::rpc {
 
+/// Where descriptors are taken, beside the socket that gRPC serves.
+inline std::string DescriptorSocketPath(const std::string& path) { return path + ".fd"; }
+
+/// Removes a socket that nobody serves, if there is one at `path`. FAILED_PRECONDITION when somebody does, or when
+/// something other than a socket is there.
+absl::Status RemoveStaleSocket(const std::string& path);
+
 /// The right to listen on a Unix socket's path, held by a locked file PATH.lock beside it: a socket that a crashed
 /// server left can be replaced without taking it from a living one. Movable; gives the right back and removes the file
 /// when destroyed.

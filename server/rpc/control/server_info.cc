@@ -21,6 +21,12 @@ void ServerInfo::SetAddresses(std::vector<std::string> addresses) {
   addresses_ = std::move(addresses);
 }
 
+void ServerInfo::SetSharedMemory(std::string descriptor_socket, std::string device_uuid) {
+  const std::lock_guard lock(mutex_);
+  descriptor_socket_ = std::move(descriptor_socket);
+  device_uuid_ = std::move(device_uuid);
+}
+
 void ServerInfo::Fill(v1::GetServerInfoResponse& response) const {
   response.set_version(version_);
   response.set_backend(device_.backend);
@@ -29,12 +35,16 @@ void ServerInfo::Fill(v1::GetServerInfoResponse& response) const {
   response.set_state_memory_used_bytes(catalog_.state_memory_used());
   response.set_staging_used_bytes(engine_.staging().used());
   *response.mutable_limits() = limits_;
+  response.add_transports("inline");
+  response.add_transports("stream");
   {
     const std::lock_guard lock(mutex_);
     for (const std::string& address : addresses_) response.add_addresses(address);
+    response.set_descriptor_socket(descriptor_socket_);
+    response.set_device_uuid(device_uuid_);
+    if (!descriptor_socket_.empty()) response.add_transports("shared_memory");
+    if (!device_uuid_.empty()) response.add_transports("cuda_ipc");
   }
-  response.add_transports("inline");
-  response.add_transports("stream");
   for (const cache::Catalog::CacheSummary& summary : catalog_.ListCaches()) {
     *response.add_caches() = EncodeCache(*summary.cache, summary.sessions);
   }

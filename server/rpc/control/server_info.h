@@ -23,6 +23,10 @@ class ServerInfo {
   /// "host:port" and "unix:path"; known once the server listens.
   void SetAddresses(std::vector<std::string> addresses);
 
+  /// The socket that takes descriptors and the device whose memory can be shared; each empty when there is none. As
+  /// SetAddresses.
+  void SetSharedMemory(std::string descriptor_socket, std::string device_uuid);
+
   void Fill(v1::GetServerInfoResponse& response) const;
 
  private:
@@ -36,6 +40,8 @@ class ServerInfo {
 
   mutable std::mutex mutex_;
   std::vector<std::string> addresses_;
+  std::string descriptor_socket_;
+  std::string device_uuid_;
 };
 
 }  // namespace gdpcache::rpc

@@ -135,7 +135,7 @@ TEST_F(ConfigTest, ValuesOutOfRangeAreRefused) {
        {std::string("--threads=-1"), std::string("--threads=4097"), std::string("--device=-1"),
         std::string("--device=4294967296"), std::string("--staging-memory=0"), std::string("--max-message-size=2GiB"),
         std::string("--max-sessions=-1"), std::string("--max-session-ttl=inf"), std::string("--drain-timeout=inf"),
-        std::string("--default-session-ttl=0s"), "--unix=/" + std::string(107, 'x')}) {
+        std::string("--default-session-ttl=0s"), "--unix=/" + std::string(104, 'x')}) {
     const std::string name = argument.substr(0, argument.find('='));
     EXPECT_THAT(ParseErrors({argument}), HasSubstr("gdpcached: " + name)) << argument;
   }

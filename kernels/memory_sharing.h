@@ -1,0 +1,52 @@
+#ifndef GDPCACHE_KERNELS_MEMORY_SHARING_H_
+#define GDPCACHE_KERNELS_MEMORY_SHARING_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace gdpcache::kernels {
+
+class Stream;
+
+/// What a backend with a device of its own can do with memory and events of other processes on the same host.
+/// Thread-safe. Handles come from outside: nothing they hold may do harm.
+class MemorySharing {
+ public:
+  MemorySharing() = default;
+  MemorySharing(const MemorySharing&) = delete;
+  MemorySharing& operator=(const MemorySharing&) = delete;
+  virtual ~MemorySharing() = default;
+
+  /// Tells other processes which device it is: "GPU-01234567-89ab-cdef-0123-456789abcdef".
+  virtual std::string device_uuid() const = 0;
+
+  /// Lets the device copy from and to mapped host memory at full speed, until Unpin.
+  virtual absl::Status Pin(void* data, std::size_t size) = 0;
+  virtual void Unpin(void* data) noexcept = 0;
+
+  /// A whole allocation of another process, on the backend's device.
+  struct DeviceMemory {
+    void* data = nullptr;
+    std::size_t size = 0;
+  };
+  /// `handle`: the 64 bytes of cudaIpcMemHandle_t. INVALID_ARGUMENT when it stands for no such memory.
+  virtual absl::StatusOr<DeviceMemory> OpenMemory(absl::string_view handle) = 0;
+  virtual void CloseMemory(void* data) noexcept = 0;
+
+  /// `handle`: the 64 bytes of cudaIpcEventHandle_t. INVALID_ARGUMENT when it stands for no event.
+  virtual absl::StatusOr<void*> OpenEvent(absl::string_view handle) = 0;
+  virtual void CloseEvent(void* event) noexcept = 0;
+
+  /// Later work of the stream begins behind what the event was last recorded behind.
+  virtual absl::Status WaitForEvent(void* event, Stream& stream) = 0;
+  /// The event happens when all earlier work of the stream is complete.
+  virtual absl::Status RecordEvent(void* event, Stream& stream) = 0;
+};
+
+}  // namespace gdpcache::kernels
+
+#endif  // GDPCACHE_KERNELS_MEMORY_SHARING_H_

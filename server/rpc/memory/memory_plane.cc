@@ -1,0 +1,131 @@
+#include "server/rpc/memory/memory_plane.h"
+
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/rpc/unary_call.h"
+
+namespace gdpcache::rpc {
+namespace {
+
+using Session = std::shared_ptr<cache::Session>;
+using NewRegion = absl::StatusOr<std::shared_ptr<cache::Region>>;
+
+grpc::ServerUnaryReactor* Answered(const absl::Status& status) {
+  auto* call = new UnaryCall;
+  call->Answer(status);
+  return call;
+}
+
+/// Answers what `make`, run on the plane's thread, comes to: a region that becomes the session's.
+template <typename Request>
+grpc::ServerUnaryReactor* Register(const MemoryPlane& plane, const grpc::CallbackServerContext& context,
+                                   const Request& request, bool available, absl::string_view transport,
+                                   absl::AnyInvocable<NewRegion()> make) {
+  if (!available) {
+    return Answered(absl::UnimplementedError(absl::StrCat("this server does not offer the transport ", transport)));
+  }
+  if (!IsLocalPeer(context.peer())) {
+    return Answered(absl::PermissionDeniedError("shared memory is for clients on the server's own host"));
+  }
+  absl::StatusOr<Session> session = plane.catalog().FindSession(request.session());
+  if (!session.ok()) return Answered(session.status());
+  auto* call = new UnaryCall;
+  // The request lives until the call is answered.
+  plane.thread().Run([call, session = *std::move(session), &name = request.name(), make = std::move(make)]() mutable {
+    NewRegion region = make();
+    absl::Status status = region.status();
+    if (status.ok()) status = session->regions().Add(name, *std::move(region));
+    call->Answer(status);
+  });
+  return call;
+}
+
+v1::SharedMemoryKind Encode(cache::RegionKind kind) {
+  switch (kind) {
+    case cache::RegionKind::kSystem:
+      return v1::SHARED_MEMORY_KIND_SYSTEM;
+    case cache::RegionKind::kCuda:
+      return v1::SHARED_MEMORY_KIND_CUDA;
+    case cache::RegionKind::kCudaEvent:
+      return v1::SHARED_MEMORY_KIND_CUDA_EVENT;
+  }
+  return v1::SHARED_MEMORY_KIND_UNSPECIFIED;
+}
+
+}  // namespace
+
+absl::Status MemoryPlane::Listen(const std::string& path) {
+  if (budget_->bytes.limit() == 0) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket = DescriptorSocket::Listen(path, clock_);
+  if (!socket.ok()) return socket.status();
+  descriptors_ = *std::move(socket);
+  return absl::OkStatus();
+}
+
+bool IsLocalPeer(absl::string_view peer) {
+  for (const absl::string_view local : {"unix:", "ipv4:127.", "ipv6:[::1]:", "ipv6:%5B::1%5D:"}) {
+    if (absl::StartsWith(peer, local)) return true;
+  }
+  return false;
+}
+
+grpc::ServerUnaryReactor* HandleRegisterSystemMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
+                                                     const v1::RegisterSystemMemoryRequest* request,
+                                                     v1::RegisterSystemMemoryResponse* /*response*/) {
+  return Register(
+      plane, *context, *request, plane.descriptors() != nullptr, "shared_memory", [&plane, request]() -> NewRegion {
+        const absl::StatusOr<Descriptor> descriptor = plane.descriptors()->Take(request->token());
+        if (!descriptor.ok()) return descriptor.status();
+        return cache::MapMemfd(descriptor->get(), request->offset(), request->size(), plane.sharing(), plane.budget());
+      });
+}
+
+grpc::ServerUnaryReactor* HandleRegisterCudaMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
+                                                   const v1::RegisterCudaMemoryRequest* request,
+                                                   v1::RegisterCudaMemoryResponse* /*response*/) {
+  return Register(plane, *context, *request, plane.sharing() != nullptr, "cuda_ipc", [&plane, request] {
+    return cache::OpenCudaMemory(request->handle(), request->offset(), request->size(), *plane.sharing(),
+                                 plane.budget());
+  });
+}
+
+grpc::ServerUnaryReactor* HandleRegisterCudaEvent(const MemoryPlane& plane, grpc::CallbackServerContext* context,
+                                                  const v1::RegisterCudaEventRequest* request,
+                                                  v1::RegisterCudaEventResponse* /*response*/) {
+  return Register(plane, *context, *request, plane.sharing() != nullptr, "cuda_ipc", [&plane, request] {
+    return cache::OpenCudaEvent(request->handle(), *plane.sharing(), plane.budget());
+  });
+}
+
+grpc::ServerUnaryReactor* HandleUnregisterMemory(const MemoryPlane& plane, grpc::CallbackServerContext* /*context*/,
+                                                 const v1::UnregisterMemoryRequest* request,
+                                                 v1::UnregisterMemoryResponse* /*response*/) {
+  absl::StatusOr<Session> session = plane.catalog().FindSession(request->session());
+  if (!session.ok()) return Answered(session.status());
+  auto* call = new UnaryCall;
+  plane.thread().Run([call, request, session = *std::move(session)] {
+    const absl::Status status = session->regions().Remove(request->name(), [call] { call->Answer(absl::OkStatus()); });
+    if (!status.ok()) call->Answer(status);
+  });
+  return call;
+}
+
+grpc::ServerUnaryReactor* HandleListSharedMemory(const MemoryPlane& plane, grpc::CallbackServerContext* /*context*/,
+                                                 const v1::ListSharedMemoryRequest* request,
+                                                 v1::ListSharedMemoryResponse* response) {
+  const absl::StatusOr<Session> session = plane.catalog().FindSession(request->session());
+  if (!session.ok()) return Answered(session.status());
+  for (const cache::SessionRegions::Entry& entry : (*session)->regions().List()) {
+    v1::SharedMemoryRegion& region = *response->add_regions();
+    region.set_name(entry.name);
+    region.set_kind(Encode(entry.kind));
+    region.set_size(entry.size);
+    region.set_uses(entry.uses);
+  }
+  return Answered(absl::OkStatus());
+}
+
+}  // namespace gdpcache::rpc

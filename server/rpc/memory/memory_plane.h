@@ -1,0 +1,79 @@
+#ifndef GDPCACHE_SERVER_RPC_MEMORY_MEMORY_PLANE_H_
+#define GDPCACHE_SERVER_RPC_MEMORY_MEMORY_PLANE_H_
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "gdpcache/v1/memory.pb.h"
+#include "kernels/memory_sharing.h"
+#include "server/cache/catalog.h"
+#include "server/cache/clock.h"
+#include "server/cache/memory/region.h"
+#include "server/rpc/memory/descriptor_socket.h"
+#include "server/rpc/memory/task_thread.h"
+
+/// The calls about shared memory. Each function takes over one RPC and returns its reactor, which deletes itself when
+/// the RPC is over.
+namespace gdpcache::rpc {
+
+/// What the calls work on; outlives them, and the server that they belong to. Thread-safe but for Listen.
+class MemoryPlane {
+ public:
+  static constexpr std::int64_t kMaxRegions = 10'000;
+
+  /// `bytes` of system memory all sessions together may share; 0: sharing is off. `sharing` may be nullptr.
+  MemoryPlane(cache::Catalog& catalog, const cache::Clock& clock, kernels::MemorySharing* sharing, std::int64_t bytes)
+      : catalog_(catalog),
+        clock_(clock),
+        sharing_(bytes > 0 ? sharing : nullptr),
+        budget_(std::make_shared<cache::RegionBudget>(bytes, kMaxRegions)) {}
+  MemoryPlane(const MemoryPlane&) = delete;
+  MemoryPlane& operator=(const MemoryPlane&) = delete;
+
+  /// Takes descriptors on a socket at `path`; without it, or where sharing is off, there is no system memory. Before
+  /// the first call.
+  absl::Status Listen(const std::string& path);
+
+  cache::Catalog& catalog() const { return catalog_; }
+  DescriptorSocket* descriptors() const { return descriptors_.get(); }  // nullptr: none
+  kernels::MemorySharing* sharing() const { return sharing_; }          // nullptr: none
+  const std::shared_ptr<cache::RegionBudget>& budget() const { return budget_; }
+  TaskThread& thread() const { return thread_; }
+
+ private:
+  cache::Catalog& catalog_;
+  const cache::Clock& clock_;
+  kernels::MemorySharing* const sharing_;
+  const std::shared_ptr<cache::RegionBudget> budget_;
+  std::unique_ptr<DescriptorSocket> descriptors_;
+  mutable TaskThread thread_;  // first to end
+};
+
+/// Whether a gRPC peer is on this host: a Unix socket or a loopback address.
+bool IsLocalPeer(absl::string_view peer);
+
+grpc::ServerUnaryReactor* HandleRegisterSystemMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
+                                                     const v1::RegisterSystemMemoryRequest* request,
+                                                     v1::RegisterSystemMemoryResponse* response);
+grpc::ServerUnaryReactor* HandleRegisterCudaMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
+                                                   const v1::RegisterCudaMemoryRequest* request,
+                                                   v1::RegisterCudaMemoryResponse* response);
+grpc::ServerUnaryReactor* HandleRegisterCudaEvent(const MemoryPlane& plane, grpc::CallbackServerContext* context,
+                                                  const v1::RegisterCudaEventRequest* request,
+                                                  v1::RegisterCudaEventResponse* response);
+grpc::ServerUnaryReactor* HandleUnregisterMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
+                                                 const v1::UnregisterMemoryRequest* request,
+                                                 v1::UnregisterMemoryResponse* response);
+grpc::ServerUnaryReactor* HandleListSharedMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
+                                                 const v1::ListSharedMemoryRequest* request,
+                                                 v1::ListSharedMemoryResponse* response);
+
+}  // namespace gdpcache::rpc
+
+#endif  // GDPCACHE_SERVER_RPC_MEMORY_MEMORY_PLANE_H_
