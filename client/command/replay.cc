@@ -22,18 +22,30 @@ struct ReplayOptions {
 
 /// "inline" leaves the choice to the library.
 const std::map<std::string, Transport>& Transports() {
-  static const std::map<std::string, Transport> kTransports = {
-      {"inline", Transport::kAuto}, {"unary", Transport::kUnary}, {"stream", Transport::kStream}};
+  static const std::map<std::string, Transport> kTransports = {{"inline", Transport::kAuto},
+                                                               {"unary", Transport::kUnary},
+                                                               {"stream", Transport::kStream},
+                                                               {"shm", Transport::kSharedMemory}};
   return kTransports;
 }
 
 std::string CheckTransport(const std::string& name) {
-  if (name == "shm") return "shared memory is not offered by this version of the server; use inline";
   if (Transports().count(name) == 0) return "'" + name + "' is none of inline, unary, stream, shm";
   return "";
 }
 
-const char* Name(Transport transport) { return transport == Transport::kUnary ? "unary" : "stream"; }
+const char* Name(Transport transport) {
+  switch (transport) {
+    case Transport::kAuto:
+    case Transport::kUnary:
+      return "unary";
+    case Transport::kStream:
+      return "stream";
+    case Transport::kSharedMemory:
+      return "shm";
+  }
+  return "";
+}
 
 nlohmann::json ToJson(const RecordedBatch& batch, const ReplayResults& results) {
   const PrefillTiming& timing = results.prefill.timing;
@@ -116,9 +128,10 @@ std::vector<Subcommand> AddReplay(CLI::App* app) {
                    "errors, and exit with 1 beyond the limits: the larger of 1.1 times the recorded kernel's error and "
                    "1e-5; slots that no sequence names must not change");
   parser
-      ->add_option("--transport", options->transport,
-                   "How the tensors travel: inline (unary or stream, by size), unary, stream. shm (shared memory) is "
-                   "not offered by this version")
+      ->add_option(
+          "--transport", options->transport,
+          "How the tensors travel: inline (unary or stream, by size), unary, stream, or shm (shared memory, with "
+          "a server on this host)")
       ->type_name("TRANSPORT")
       ->check(CheckTransport)
       ->capture_default_str();

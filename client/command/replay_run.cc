@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/command/shared_tensors.h"
 #include "proto/safetensors/safetensors.h"
 
 namespace gdpcache::command {
@@ -79,9 +81,20 @@ absl::StatusOr<ReplayResults> RunInCache(const Client& client, const std::string
     state_indices.push_back(slot < 0 ? slot : slots[static_cast<std::size_t>(slot)]);
   }
   ReplayResults results;
-  absl::StatusOr<PrefillResult> prefill = session->Prefill(RecordedCall(batch, state_indices, transport));
+  PrefillCall call = RecordedCall(batch, state_indices, transport);
+  std::optional<SharedTensors> shared;
+  if (transport == Transport::kSharedMemory) {
+    absl::StatusOr<SharedTensors> placed = SharedTensors::Place(*session, batch, call);
+    if (!placed.ok()) return placed.status();
+    shared = *std::move(placed);
+  }
+  absl::StatusOr<PrefillResult> prefill = session->Prefill(call);
   if (!prefill.ok()) return prefill.status();
   results.prefill = *std::move(prefill);
+  if (shared) {
+    const absl::Status taken = shared->TakeResults(results.prefill);
+    if (!taken.ok()) return taken;
+  }
   if (batch.state_before) {
     absl::StatusOr<SlotContents> contents = session->ReadSlots(slots);
     if (!contents.ok()) return contents.status();

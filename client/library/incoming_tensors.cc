@@ -86,6 +86,12 @@ absl::StatusOr<std::byte*> IncomingTensors::Claim(v1::TensorId id, std::uint64_t
   return destination;
 }
 
+void IncomingTensors::Complete(v1::TensorId id) {
+  for (Expected& tensor : tensors_) {
+    if (tensor.id == id) tensor.received = tensor.size;
+  }
+}
+
 absl::Status IncomingTensors::CheckHeader(v1::TensorId id, bool present, const v1::Tensor& header) const {
   const Expected* tensor = Find(id);
   if (tensor == nullptr) {

@@ -24,6 +24,9 @@ class IncomingTensors {
   /// Where the next `size` bytes of a tensor go, which must start at `offset`. INTERNAL for anything unexpected.
   absl::StatusOr<std::byte*> Claim(v1::TensorId id, std::uint64_t offset, std::uint64_t size);
 
+  /// All bytes of an expected tensor are where they were to be, without having been claimed.
+  void Complete(v1::TensorId id);
+
   /// INTERNAL unless the header describes the expected tensor, or is absent where none is expected.
   absl::Status CheckHeader(v1::TensorId id, bool present, const v1::Tensor& header) const;
 

@@ -12,6 +12,7 @@
 #include "client/library/prefill_layout.h"
 #include "client/library/raw_call.h"
 #include "client/library/result_memory.h"
+#include "client/library/shared_places.h"
 #include "client/library/snapshots.h"
 #include "client/library/status_conversion.h"
 #include "gdpcache/v1/prefill.pb.h"
@@ -27,16 +28,6 @@ constexpr std::int64_t kMaxMessageBytes = (std::int64_t{1} << 31) - (std::int64_
 
 constexpr char kUnaryMethod[] = "/gdpcache.v1.StateCache/Prefill";
 constexpr char kStreamMethod[] = "/gdpcache.v1.StateCache/PrefillStream";
-
-std::int64_t ResultBytes(const PrefillLayout& layout) {
-  std::int64_t total = 0;
-  for (const std::optional<ResultLayout>* result : {&layout.h, &layout.v_new, &layout.final_state}) {
-    // Each is at most 2^62 bytes: compared one by one, so that the sum cannot overflow.
-    if (*result && (*result)->byte_size > kMaxUnaryBytes) return (*result)->byte_size;
-    if (*result) total += (*result)->byte_size;
-  }
-  return total;
-}
 
 /// Memory for a result that is not asked for is a mistake of the caller.
 absl::Status CheckOutputsAreWanted(const PrefillCall& call) {
@@ -65,36 +56,33 @@ void TakeHeader(const v1::PrefillResponse& response, PrefillResult* result) {
   result->timing = FromProto(response.timing());
 }
 
-/// Moves the request's tensors out of the message, to be encoded from the caller's memory.
+/// Moves the tensors that travel out of the message, to be encoded from the caller's memory.
 std::vector<InlineTensor> InlineTensors(const PrefillCall& call, v1::PrefillRequest* request) {
   std::vector<InlineTensor> tensors;
-  const auto add = [&tensors](int field, v1::Tensor header, const ConstTensor& tensor) {
+  const auto move_out = [&](int field, v1::Tensor* header, const ConstTensor& tensor) {
+    if (header->has_shared_memory()) return;
     // PieceSchedule::Make has found that every tensor has a size.
     const std::int64_t size = ByteSize(tensor.dtype, tensor.shape).value_or(0);
-    tensors.push_back({field, std::move(header), static_cast<const std::byte*>(tensor.data), size});
+    tensors.push_back({field, std::move(*header), static_cast<const std::byte*>(tensor.data), size});
+    request->GetReflection()->ClearField(request, request->GetDescriptor()->FindFieldByNumber(field));
   };
   using Request = v1::PrefillRequest;
-  add(Request::kKFieldNumber, std::move(*request->mutable_k()), call.k);
-  add(Request::kWFieldNumber, std::move(*request->mutable_w()), call.w);
-  add(Request::kUFieldNumber, std::move(*request->mutable_u()), call.u);
-  if (call.g) add(Request::kGFieldNumber, std::move(*request->mutable_g()), *call.g);
+  move_out(Request::kKFieldNumber, request->mutable_k(), call.k);
+  move_out(Request::kWFieldNumber, request->mutable_w(), call.w);
+  move_out(Request::kUFieldNumber, request->mutable_u(), call.u);
+  if (call.g) move_out(Request::kGFieldNumber, request->mutable_g(), *call.g);
   if (call.initial_state) {
-    add(Request::kInitialStateFieldNumber, std::move(*request->mutable_initial_state()), *call.initial_state);
+    move_out(Request::kInitialStateFieldNumber, request->mutable_initial_state(), *call.initial_state);
   }
   if (call.auxiliary_state) {
-    add(Request::kAuxiliaryStateFieldNumber, std::move(*request->mutable_auxiliary_state()), *call.auxiliary_state);
+    move_out(Request::kAuxiliaryStateFieldNumber, request->mutable_auxiliary_state(), *call.auxiliary_state);
   }
-  request->clear_k();
-  request->clear_w();
-  request->clear_u();
-  request->clear_g();
-  request->clear_initial_state();
-  request->clear_auxiliary_state();
   return tensors;
 }
 
-absl::Status RunUnaryPrefill(const Connection& connection, const PrefillCall& call, absl::Time deadline,
-                             v1::PrefillRequest& request, IncomingTensors& incoming, PrefillResult* result) {
+absl::Status RunUnaryPrefill(const Connection& connection, const PrefillCall& call, const SharedPlaces& places,
+                             absl::Time deadline, v1::PrefillRequest& request, IncomingTensors& incoming,
+                             PrefillResult* result) {
   BorrowedMemory memory;
   const std::vector<InlineTensor> tensors = InlineTensors(call, &request);
   grpc::ByteBuffer answer;
@@ -106,8 +94,10 @@ absl::Status RunUnaryPrefill(const Connection& connection, const PrefillCall& ca
   v1::PrefillResponse response;
   absl::Status status = ParseMessage(answer, &response);
   status.Update(CheckHeaders(response, incoming));
+  status.Update(CheckPlaces(places, response));
   const auto take = [&](v1::TensorId id, bool present, const v1::Tensor& tensor) {
     if (!status.ok() || !present) return;
+    if (tensor.has_shared_memory()) return incoming.Complete(id);
     const absl::StatusOr<std::byte*> destination = incoming.Claim(id, 0, tensor.inline_().size());
     status.Update(destination.status());
     if (destination.ok()) tensor.inline_().copy(reinterpret_cast<char*>(*destination), tensor.inline_().size());
@@ -160,7 +150,8 @@ absl::Status RunStreamPrefill(const Connection& connection, absl::Time deadline,
 }  // namespace
 
 absl::StatusOr<PrefillResult> RunPrefill(const Connection& connection, const std::string& session,
-                                         const CacheGeometry& geometry, const PrefillCall& call, absl::Time deadline) {
+                                         const CacheGeometry& geometry, const SharedRegions& regions,
+                                         const PrefillCall& call, absl::Time deadline) {
   absl::StatusOr<PieceSchedule> schedule = PieceSchedule::Make(call);
   if (!schedule.ok()) return schedule.status();
   const absl::StatusOr<PrefillLayout> layout = LayOutResults(call, geometry);
@@ -175,22 +166,30 @@ absl::StatusOr<PrefillResult> RunPrefill(const Connection& connection, const std
                             &result.final_state, &incoming));
   if (!status.ok()) return status;
 
+  const bool look = call.transport == Transport::kAuto || call.transport == Transport::kSharedMemory;
+  const SharedPlaces places = FindPlaces(call, *layout, regions, look);
+  if (call.transport == Transport::kSharedMemory && !places.first_other.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(places.first_other, " does not lie, aligned, in memory that the session shares with the server"));
+  }
   result.transport = call.transport;
   if (call.transport == Transport::kAuto) {
-    const bool small = schedule->total_bytes() <= kMaxUnaryBytes && ResultBytes(*layout) <= kMaxUnaryBytes;
-    result.transport = small ? Transport::kUnary : Transport::kStream;
+    const bool small = places.other_input_bytes <= kMaxUnaryBytes && places.other_result_bytes <= kMaxUnaryBytes;
+    const Transport unary = places.any ? Transport::kSharedMemory : Transport::kUnary;
+    result.transport = small ? unary : Transport::kStream;
   }
   v1::PrefillRequest request;
   ToProto(call, &request);
   request.set_session(session);
   if (result.transport == Transport::kStream) {
     status = RunStreamPrefill(connection, deadline, request, *schedule, incoming, &result);
-  } else if (schedule->total_bytes() > kMaxMessageBytes) {
-    status = absl::InvalidArgumentError(absl::StrCat("the tensors have ", schedule->total_bytes(),
+  } else if (places.other_input_bytes > kMaxMessageBytes) {
+    status = absl::InvalidArgumentError(absl::StrCat("the tensors have ", places.other_input_bytes,
                                                      " bytes; a unary call takes at most ", kMaxMessageBytes,
                                                      ", a stream any size"));
   } else {
-    status = RunUnaryPrefill(connection, call, deadline, request, incoming, &result);
+    Describe(places, &request);
+    status = RunUnaryPrefill(connection, call, places, deadline, request, incoming, &result);
   }
   if (status.ok()) status = incoming.CheckComplete();
   if (!status.ok()) return status;

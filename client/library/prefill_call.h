@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/library/connection.h"
+#include "client/library/shared_regions.h"
 #include "gdpcache/cache.h"
 #include "gdpcache/prefill.h"
 
@@ -12,7 +13,8 @@ namespace gdpcache::client {
 
 /// Session::Prefill.
 absl::StatusOr<PrefillResult> RunPrefill(const Connection& connection, const std::string& session,
-                                         const CacheGeometry& geometry, const PrefillCall& call, absl::Time deadline);
+                                         const CacheGeometry& geometry, const SharedRegions& regions,
+                                         const PrefillCall& call, absl::Time deadline);
 
 }  // namespace gdpcache::client
 

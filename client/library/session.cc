@@ -108,7 +108,8 @@ absl::Status Session::WriteSlots(const SlotUpdate& update, const CallOptions& op
 }
 
 absl::StatusOr<PrefillResult> Session::Prefill(const PrefillCall& call, const CallOptions& options) {
-  return client::RunPrefill(*impl_->connection, impl_->id, impl_->geometry, call, impl_->connection->Deadline(options));
+  return client::RunPrefill(*impl_->connection, impl_->id, impl_->geometry, *impl_->regions, call,
+                            impl_->connection->Deadline(options));
 }
 
 absl::StatusOr<std::vector<SnapshotOutcome>> Session::SaveSnapshots(absl::Span<const SlotSave> saves,

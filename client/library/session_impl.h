@@ -6,6 +6,7 @@
 
 #include "client/library/connection.h"
 #include "client/library/keep_alive.h"
+#include "client/library/shared_regions.h"
 #include "gdpcache/session.h"
 
 namespace gdpcache {
@@ -18,6 +19,8 @@ class Session::Impl {
   std::string cache;
   CacheGeometry geometry;
   absl::Duration ttl;
+  // Shared with the memory objects, which may outlive the session.
+  std::shared_ptr<client::SharedRegions> regions = std::make_shared<client::SharedRegions>();
   std::unique_ptr<client::KeepAlive> keep_alive;  // none when not wanted
 };
 

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/cuda_memory_sharing.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/descriptors.h"
 #include "kernels/cuda/memory_kernels.h"
@@ -191,6 +192,7 @@ class CudaBackend final : public Backend {
   static absl::StatusOr<std::unique_ptr<Backend>> Create(int device);
 
   DeviceInfo device_info() const override { return info_; }
+  MemorySharing* memory_sharing() override { return &sharing_; }
   absl::StatusOr<Buffer> Allocate(std::size_t size, MemoryKind kind) override;
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
   absl::Status RunRecurrence(const RecurrenceShape& shape, absl::Span<const Sequence> sequences,
@@ -226,6 +228,7 @@ class CudaBackend final : public Backend {
   DeviceLimits limits_;
   DeviceInfo info_;
   DeviceMemory memory_;
+  CudaMemorySharing sharing_;
   std::optional<TensorMapEncoder> encoder_;  // on compute capability 9.0
 };
 
@@ -257,7 +260,10 @@ absl::StatusOr<std::unique_ptr<Backend>> CudaBackend::Create(int device) {
 }
 
 CudaBackend::CudaBackend(int device, const cudaDeviceProp& properties, std::optional<TensorMapEncoder> encoder)
-    : device_(device), limits_(LimitsOf(properties)), encoder_(encoder) {
+    : device_(device),
+      limits_(LimitsOf(properties)),
+      sharing_(device, FormatUuid(properties.uuid.bytes)),
+      encoder_(encoder) {
   info_.backend = "cuda";
   info_.device = absl::StrCat(properties.name, " (device ", device, ")");
   info_.unified_memory = false;

@@ -33,7 +33,9 @@ bool SomebodyListens(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
-  const bool listens = connect(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  // EPROTOTYPE: somebody does, on a socket of another type.
+  const bool listens =
+      connect(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 || errno == EPROTOTYPE;
   close(descriptor);
   return listens;
 }

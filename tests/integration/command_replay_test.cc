@@ -44,7 +44,8 @@ TEST_P(ReplayTest, EveryGoldenBatchPassesItsCheck) {
 
 INSTANTIATE_TEST_SUITE_P(Ways, ReplayTest,
                          ::testing::Values(Way{"TcpUnary", false, "unary"}, Way{"TcpStream", false, "stream"},
-                                           Way{"UnixUnary", true, "unary"}, Way{"UnixStream", true, "stream"}),
+                                           Way{"UnixUnary", true, "unary"}, Way{"UnixStream", true, "stream"},
+                                           Way{"UnixSharedMemory", true, "shm"}),
                          [](const auto& way) { return way.param.name; });
 
 /// Bytes of a tensor of a file.

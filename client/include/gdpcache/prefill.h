@@ -43,9 +43,11 @@ enum class States {
 
 /// How tensors travel.
 enum class Transport {
-  kAuto,    // by size: unary up to about a megabyte, a stream beyond
+  kAuto,    // what lies in SharedMemory stays there; the rest by size: unary up to about a megabyte, else a stream
   kUnary,   // one message each way; refused beyond the server's message limit
   kStream,  // frames both ways at once; any size
+  kSharedMemory,  // nothing travels: INVALID_ARGUMENT unless every tensor, results too, lies in the session's
+                  // SharedMemory
 };
 
 /// Where results go, each optional and of exactly the result's dtype and number of elements. Results that are asked for
@@ -121,7 +123,7 @@ struct PrefillResult {
   std::vector<std::int64_t> positions;      // [N] tokens the slots have absorbed; -1 for slot -1
   std::vector<SnapshotOutcome> snapshots;   // one per directive
   PrefillTiming timing;
-  Transport transport = Transport::kUnary;  // the one used: kUnary or kStream
+  Transport transport = Transport::kUnary;  // the one used; kSharedMemory if at least one tensor did not travel
 };
 
 }  // namespace gdpcache

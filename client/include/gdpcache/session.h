@@ -14,6 +14,7 @@
 #include "gdpcache/cache.h"
 #include "gdpcache/options.h"
 #include "gdpcache/prefill.h"
+#include "gdpcache/shared_memory.h"
 #include "gdpcache/snapshot.h"
 #include "gdpcache/tensor.h"
 
@@ -103,6 +104,10 @@ class Session {
   /// lost (UNAVAILABLE, DEADLINE_EXCEEDED) it may have been applied; see PrefillCall::expected_positions.
   absl::StatusOr<PrefillResult> Prefill(const PrefillCall& call, const CallOptions& options = {});
 
+  /// `size` bytes of memory that Prefill's tensors may lie in, see SharedMemory. The server must be on this host.
+  /// UNIMPLEMENTED where it does not share memory, RESOURCE_EXHAUSTED beyond its limits or the system's memory.
+  absl::StatusOr<SharedMemory> ShareMemory(std::int64_t size, const CallOptions& options = {});
+
   /// Keeps whole slots as they stand, all at one moment; one outcome for each. FAILED_PRECONDITION when the layers of a
   /// slot are at different positions.
   absl::StatusOr<std::vector<SnapshotOutcome>> SaveSnapshots(absl::Span<const SlotSave> saves,
@@ -119,6 +124,7 @@ class Session {
 
  private:
   friend class Client;
+  friend class SharedMemory;
   class Impl;
   explicit Session(std::unique_ptr<Impl> impl);
 

@@ -68,7 +68,6 @@ TEST(CommandLineTest, WrongUsageIsTwoAndSaysWhy) {
       {"info --timeout 0", "'0' is not a positive number of seconds"},
       {"info --timeout nan", "'nan' is not a positive number of seconds"},
       {"replay", "--input is required"},
-      {"replay --input x --transport shm", "shared memory is not offered by this version of the server"},
       {"replay --input x --transport pigeon", "'pigeon' is none of inline, unary, stream, shm"},
       {"caches create", "NAME is required"},
       {"caches create m --slots 1 --heads 1 --key-dim 1 --value-dim 1 --state-dtype int8", "'int8' is none of"},

@@ -1,0 +1,122 @@
+#include "kernels/cuda/cuda_memory_sharing.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/cuda_stream.h"
+
+namespace gdpcache::kernels::cuda {
+namespace {
+
+/// What a handle of another process came to: a wrong one is its sender's mistake, unless the device is lost.
+absl::Status HandleStatus(cudaError_t error, absl::string_view what) {
+  cudaGetLastError();  // or the next launch would report it
+  const absl::Status status = ToStatus(error, what);
+  if (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) return status;
+  return absl::InvalidArgumentError(absl::StrCat("handle: ", status.message()));
+}
+
+using AddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
+
+/// The driver's function that tells how large an allocation is; nullptr without a driver that has it.
+AddressRange FindAddressRange() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000, cudaEnableDefault, &result) !=
+          cudaSuccess ||
+      result != cudaDriverEntryPointSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return reinterpret_cast<AddressRange>(function);
+}
+
+}  // namespace
+
+absl::Status CudaMemorySharing::Pin(void* data, std::size_t size) {
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+  const cudaError_t error = cudaHostRegister(data, size, cudaHostRegisterPortable);
+  if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();
+  return ToStatus(error, absl::StrCat("pinning ", size, " bytes of shared memory"));
+}
+
+void CudaMemorySharing::Unpin(void* data) noexcept {
+  cudaSetDevice(device_);
+  cudaHostUnregister(data);
+}
+
+absl::StatusOr<MemorySharing::DeviceMemory> CudaMemorySharing::OpenMemory(absl::string_view handle) {
+  static const AddressRange address_range = FindAddressRange();
+  if (address_range == nullptr) return absl::UnimplementedError("the driver does not tell how large memory is");
+  cudaIpcMemHandle_t ipc;
+  if (handle.size() != sizeof(ipc)) return absl::InvalidArgumentError("handle: is of the wrong size");
+  std::memcpy(&ipc, handle.data(), sizeof(ipc));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+  DeviceMemory memory;
+  if (const cudaError_t error = cudaIpcOpenMemHandle(&memory.data, ipc, cudaIpcMemLazyEnablePeerAccess);
+      error != cudaSuccess) {
+    return HandleStatus(error, "cannot open the memory");
+  }
+  cudaPointerAttributes attributes = {};
+  CUdeviceptr base = 0;
+  if (cudaPointerGetAttributes(&attributes, memory.data) != cudaSuccess || attributes.device != device_ ||
+      address_range(&base, &memory.size, reinterpret_cast<CUdeviceptr>(memory.data)) != CUDA_SUCCESS ||
+      base != reinterpret_cast<CUdeviceptr>(memory.data)) {
+    cudaGetLastError();
+    CloseMemory(memory.data);
+    return absl::InvalidArgumentError(
+        absl::StrCat("handle: the memory is on another device, not on ", device_uuid_, ", or is no allocation"));
+  }
+  return memory;
+}
+
+void CudaMemorySharing::CloseMemory(void* data) noexcept {
+  cudaSetDevice(device_);
+  cudaIpcCloseMemHandle(data);
+}
+
+absl::StatusOr<void*> CudaMemorySharing::OpenEvent(absl::string_view handle) {
+  cudaIpcEventHandle_t ipc;
+  if (handle.size() != sizeof(ipc)) return absl::InvalidArgumentError("handle: is of the wrong size");
+  std::memcpy(&ipc, handle.data(), sizeof(ipc));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+  cudaEvent_t event = nullptr;
+  if (const cudaError_t error = cudaIpcOpenEventHandle(&event, ipc); error != cudaSuccess) {
+    return HandleStatus(error, "cannot open the event");
+  }
+  return event;
+}
+
+void CudaMemorySharing::CloseEvent(void* event) noexcept {
+  cudaSetDevice(device_);
+  cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+absl::Status CudaMemorySharing::WaitForEvent(void* event, Stream& stream) {
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(
+      cudaStreamWaitEvent(static_cast<CudaStream&>(stream).get(), static_cast<cudaEvent_t>(event), 0));
+  return absl::OkStatus();
+}
+
+absl::Status CudaMemorySharing::RecordEvent(void* event, Stream& stream) {
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(
+      cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<CudaStream&>(stream).get()));
+  return absl::OkStatus();
+}
+
+std::string FormatUuid(const char (&bytes)[16]) {
+  const std::string digits = absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
+  return absl::StrCat("GPU-", digits.substr(0, 8), "-", digits.substr(8, 4), "-", digits.substr(12, 4), "-",
+                      digits.substr(16, 4), "-", digits.substr(20));
+}
+
+}  // namespace gdpcache::kernels::cuda
