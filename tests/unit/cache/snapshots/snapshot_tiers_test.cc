@@ -311,6 +311,25 @@ TEST(SnapshotTiersTest, ALeaseBringsASnapshotFromDiskToTheDevice) {
   ExpectIntact(world, 1);
 }
 
+TEST(SnapshotTiersTest, AnotherTenantFindsNothingInAnyTier) {
+  SnapshotWorld world({.device = 2, .host = 2, .disk = 10, .high = 0.5, .low = 0.5});
+  StoreMany(world, 1, 3);
+  ASSERT_THAT(world.Tiers(1), ElementsAre(kDisk));
+  ASSERT_THAT(world.Tiers(2), ElementsAre(kHost));
+  ASSERT_THAT(world.Tiers(3), ElementsAre(kDevice));
+  const SnapshotSpace other = TestSpace("other");
+  ASSERT_EQ(world.Store(9, 64, other).result, SnapshotResult::kStored);  // it has a table of its own
+  for (const std::int64_t number : {1, 2, 3}) {
+    EXPECT_FALSE(world.Has(number, other));
+    EXPECT_TRUE(absl::IsNotFound(world.Fetch(number, other).status()));
+    EXPECT_EQ(world.Lookup({number}, absl::Seconds(1), other), std::nullopt);
+    EXPECT_TRUE(absl::IsNotFound(world.Pin({number}, absl::Seconds(1), other).status()));
+    const std::string key = Key(number);
+    EXPECT_EQ(*world.store->Delete(other, {key}, true), 0);
+    EXPECT_TRUE(world.Has(number));
+  }
+}
+
 // Writing to disk.
 
 TEST(SnapshotTiersTest, WriteThroughWritesRightAfterPublishing) {
