@@ -93,6 +93,7 @@ void SnapshotWorld::Fill(absl::Span<const SnapshotPart> parts, std::int64_t seed
                                 {parts[n].auxiliary.data, auxiliary.data(), auxiliary.size()}},
                                *stream_)
                     .ok());
+    EXPECT_TRUE(separate.Synchronize(*stream_).ok());
   }
 }
 
@@ -107,6 +108,7 @@ bool SnapshotWorld::Holds(absl::Span<const SnapshotPart> parts, std::int64_t see
                                 {auxiliary.data(), parts[layer].auxiliary.data, auxiliary.size()}},
                                *stream_)
                     .ok());
+    EXPECT_TRUE(separate.Synchronize(*stream_).ok());
     const auto number = static_cast<std::int64_t>(layer);
     if (state != Content(state.size(), seed, number, false)) return false;
     if (auxiliary != Content(auxiliary.size(), seed, number, true)) return false;
