@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <random>
 #include <string>
@@ -25,7 +26,7 @@ using testing::Problem;
 constexpr std::int64_t kLayers = 2;
 constexpr std::int64_t kSharedSlots = 6;
 constexpr int kThreads = 16;
-constexpr int kRounds = 150;
+constexpr int kRounds = 300;
 constexpr std::int64_t kKeys = 12;
 constexpr std::int64_t kBlock = 16;  // tokens of one prefill
 constexpr std::int64_t kSteps = 20;  // prefills after which a slot starts again
@@ -35,6 +36,10 @@ std::string AuxiliaryOf(std::int64_t layer, std::int64_t step) {
   std::string bytes = step == 0 ? "" : absl::StrCat(layer, "/", step);  // a slot that starts has zeros
   bytes.resize(kAuxiliary, '\0');
   return bytes;
+}
+
+std::string Bytes(const void* device, std::size_t size) {
+  return {static_cast<const char*>(test::SeparateMemoryBackend::HostAddress(device)), size};
 }
 
 /// The only states there are: after each number of prefills with the same block of tokens, from zero.
@@ -78,46 +83,54 @@ struct Chain {
   std::vector<std::string> states[kLayers];
 };
 
-/// Little room in device and host memory, so that snapshots move and are evicted all the time.
+/// Little room in device and host memory, so that snapshots move and are evicted all the time; but the parts that both
+/// sessions may have unfinished, one of every key, fit beside some whole snapshots.
 std::vector<cache::StoreTier> NarrowTiers(kernels::Backend& backend, const cache::SnapshotSpace& space) {
   const std::int64_t snapshot = cache::MemoryTier::Footprint(space, kLayers);
+  const std::int64_t unfinished = 2 * kKeys * cache::MemoryTier::Footprint(space, 1);
   std::vector<cache::StoreTier> tiers;
-  for (const cache::TierKind kind : {cache::TierKind::kDevice, cache::TierKind::kHost}) {
-    tiers.push_back({std::make_unique<cache::MemoryTier>(backend, kind, 5 * snapshot), 3 * snapshot, 2 * snapshot});
+  for (const auto& [kind, taken] :
+       {std::pair(cache::TierKind::kDevice, unfinished), std::pair(cache::TierKind::kHost, std::int64_t{0})}) {
+    tiers.push_back({std::make_unique<cache::MemoryTier>(backend, kind, taken + 5 * snapshot), taken / 2 + 3 * snapshot,
+                     taken / 2 + 2 * snapshot});
   }
   return tiers;
 }
 
+/// What has come about at least once.
+struct Seen {
+  std::atomic<std::int64_t> kept = 0;  // by prefills
+  std::atomic<std::int64_t> saved = 0;
+  std::atomic<std::int64_t> restored = 0;
+  std::atomic<std::int64_t> read = 0;
+};
+
 /// One client: its own dice and a slot that only it restores into.
 class Client {
  public:
-  Client(const World& world, const Chain& chain, std::shared_ptr<cache::Session> session, int thread)
-      : world_(world), chain_(chain), session_(std::move(session)), own_slot_(kSharedSlots + thread), random_(thread) {}
+  Client(const World& world, const Chain& chain, std::shared_ptr<cache::Session> session, Seen& seen, int thread)
+      : world_(world),
+        chain_(chain),
+        seen_(seen),
+        session_(std::move(session)),
+        own_slot_(kSharedSlots + thread),
+        random_(thread) {}
 
   void Run() {
     for (int round = 0; round < kRounds && !::testing::Test::HasFailure(); ++round) {
-      switch (Draw(10)) {
-        case 0:
-        case 1:
-        case 2:
-        case 3:
-          Advance(Draw(kSharedSlots));
-          break;
-        case 4:
-          SaveOne();
-          break;
-        case 5:
-        case 6:
-          RestoreOne();
-          break;
-        case 7:
-          Fork();
-          break;
-        case 8:
-          (void)world_.store->Delete(SpaceOf(*session_), {RandomKey()}, Draw(2) == 0);
-          break;
-        default:
-          Check(RandomKey());
+      const std::int64_t dice = Draw(20);
+      if (dice < 8) {
+        Advance(Draw(kSharedSlots));
+      } else if (dice < 11) {
+        SaveOne();
+      } else if (dice < 15) {
+        RestoreOne();
+      } else if (dice < 16) {
+        Fork();
+      } else if (dice < 17) {
+        (void)world_.store->Delete(SpaceOf(*session_), {RandomKey()}, Draw(2) == 0);
+      } else {
+        Check(RandomKey());
       }
     }
   }
@@ -128,10 +141,15 @@ class Client {
   }
   std::string RandomKey() { return KeyOf(absl::StrCat(Draw(kKeys))); }
 
-  /// One more block for every layer of a slot, kept before or behind it under random keys, unless somebody is faster.
+  /// One more block for the layers of a slot that are not ahead, kept before or behind it under random keys, unless
+  /// somebody is faster.
   void Advance(std::int64_t slot) {
+    const std::string keys[] = {RandomKey(), RandomKey()};
+    const bool at_start = Draw(2) == 0;
+    const cache::SlotTable& table = session_->cache()->slots();
     for (std::int64_t layer = 0; layer < kLayers; ++layer) {
-      const std::vector<std::int64_t> expected = {session_->cache()->slots().Position(layer, slot)};
+      const std::vector<std::int64_t> expected = {table.Position(layer, slot)};
+      if (expected[0] > table.Position(kLayers - 1 - layer, slot)) continue;  // the other one first
       const std::int64_t step = expected[0] / kBlock;
       if (step == kSteps) {
         EXPECT_EQ(Complete<absl::Status>([&](Done done) {
@@ -148,9 +166,7 @@ class Client {
       request.expected_positions = expected;
       const std::string before = AuxiliaryOf(layer, step);
       const std::string behind = AuxiliaryOf(layer, step + 1);
-      const std::string keys[] = {RandomKey(), RandomKey()};
-      if (Draw(2) == 0)
-        request.snapshots.push_back({.sequence = 0, .boundary = 0, .key = keys[0], .auxiliary = before});
+      if (at_start) request.snapshots.push_back({.sequence = 0, .boundary = 0, .key = keys[0], .auxiliary = before});
       if (keys[0] != keys[1]) {
         request.snapshots.push_back({.sequence = 0, .boundary = 1, .key = keys[1], .auxiliary = behind});
       }
@@ -175,6 +191,7 @@ class Client {
       for (std::size_t i = 0; i < request.snapshots.size(); ++i) {
         const cache::SnapshotOutcome& outcome = ran->result.snapshots[i];
         if (outcome.result == SnapshotResult::kPresent) continue;
+        if (outcome.result == SnapshotResult::kStored) ++seen_.kept;
         EXPECT_EQ(outcome.position, expected[0] + request.snapshots[i].boundary * kBlock);
       }
     }
@@ -184,7 +201,9 @@ class Client {
     const auto saved = Save(world_, session_, {{Draw(kSharedSlots), RandomKey()}});
     if (!saved.ok()) {
       EXPECT_EQ(saved.status().code(), absl::StatusCode::kFailedPrecondition) << saved.status();
+      return;
     }
+    if (saved->at(0).result == SnapshotResult::kStored) ++seen_.saved;
   }
 
   void RestoreOne() {
@@ -193,6 +212,7 @@ class Client {
       EXPECT_EQ(restored.status().code(), absl::StatusCode::kNotFound) << restored.status();
       return;
     }
+    ++seen_.restored;
     const Kept content = ContentOf(*session_->cache(), own_slot_);
     EXPECT_EQ(content.position, restored->at(0));
     chain_.ExpectHas(content);
@@ -209,33 +229,45 @@ class Client {
 
   void Check(const std::string& key) {
     const auto kept = ReadSnapshot(world_, *session_, key);
-    if (kept.ok()) return chain_.ExpectHas(*kept);
+    if (kept.ok()) {
+      ++seen_.read;
+      return chain_.ExpectHas(*kept);
+    }
     EXPECT_EQ(kept.status().code(), absl::StatusCode::kNotFound) << kept.status();
   }
 
   const World& world_;
   const Chain& chain_;
+  Seen& seen_;
   const std::shared_ptr<cache::Session> session_;
   const std::int64_t own_slot_;
   std::mt19937_64 random_;
 };
 
-TEST(SnapshotRaces, OnTheSameSlotsAndKeysLeaveOnlyStatesThatWereThere) {
+class SnapshotRaces : public ::testing::TestWithParam<Memory> {};
+INSTANTIATE_TEST_SUITE_P(Memories, SnapshotRaces, ::testing::Values(Memory::kUnified, Memory::kSeparate));
+
+TEST_P(SnapshotRaces, OnTheSameSlotsAndKeysLeaveOnlyStatesThatWereThere) {
   const Chain chain;
   cache::Geometry geometry = GeometryOf(chain.blocks[0], kLayers, kAuxiliary);
   geometry.slots = kSharedSlots + kThreads;
-  World world({}, Memory::kUnified, [&geometry](kernels::Backend& backend) {
+  World world({}, GetParam(), [&geometry](kernels::Backend& backend) {
     return NarrowTiers(backend, cache::SnapshotSpace::Of("", "", geometry));
   });
   // Two caches of one space, so that some threads share slots and keys and some the keys alone.
   const std::vector<std::shared_ptr<cache::Session>> sessions = {world.OpenSession(geometry),
                                                                  world.OpenSession(geometry)};
+  Seen seen;
   std::vector<std::thread> threads;
   for (int thread = 0; thread < kThreads; ++thread) {
-    threads.emplace_back([&, thread] { Client(world, chain, sessions[thread < 12 ? 0 : 1], thread).Run(); });
+    threads.emplace_back([&, thread] { Client(world, chain, sessions[thread < 12 ? 0 : 1], seen, thread).Run(); });
   }
   for (std::thread& thread : threads) thread.join();
   world.store->WaitUntilIdle();
+  EXPECT_GT(seen.kept, 0);
+  EXPECT_GT(seen.saved, 0);
+  EXPECT_GT(seen.restored, 0);
+  EXPECT_GT(seen.read, 0);
 
   for (const auto& session : sessions) {
     const cache::Cache& cache = *session->cache();
@@ -243,9 +275,8 @@ TEST(SnapshotRaces, OnTheSameSlotsAndKeysLeaveOnlyStatesThatWereThere) {
       for (std::int64_t layer = 0; layer < kLayers; ++layer) {
         const kernels::ByteRange auxiliary = cache.pool().Auxiliary(layer, slot);
         chain.ExpectHas(layer, cache.slots().Position(layer, slot),
-                        {static_cast<const char*>(cache.pool().State(layer, slot).data),
-                         static_cast<std::size_t>(geometry.state_bytes())},
-                        {static_cast<const char*>(auxiliary.data), auxiliary.size});
+                        Bytes(cache.pool().State(layer, slot).data, static_cast<std::size_t>(geometry.state_bytes())),
+                        Bytes(auxiliary.data, auxiliary.size));
       }
     }
   }
