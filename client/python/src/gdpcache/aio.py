@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -198,12 +199,12 @@ class AsyncClient:
         return AsyncSnapshotWatch(self._driver, _snapshots.watch_request(cache, existing), timeout)
 
     async def export_snapshot(
-        self, cache: str, key: bytes, path: str, *, timeout: float | None = None
+        self, cache: str, key: bytes, path: str | os.PathLike[str], *, timeout: float | None = None
     ) -> ExportedSnapshot:
         return await self._driver.run(_snapshots.export(cache, key, path), timeout)
 
     async def import_snapshot(
-        self, cache: str, path: str, *, key: bytes = b"", timeout: float | None = None
+        self, cache: str, path: str | os.PathLike[str], *, key: bytes = b"", timeout: float | None = None
     ) -> SnapshotOutcome:
         return await self._driver.run(_snapshots.import_(cache, path, key), timeout)
 

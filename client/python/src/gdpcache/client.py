@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -200,13 +201,15 @@ class Client:
         unless given) ends the watching. A watcher that does not keep up gets ResourceExhaustedError."""
         return SnapshotWatch(self._driver, _snapshots.watch_request(cache, existing), timeout)
 
-    def export_snapshot(self, cache: str, key: bytes, path: str, *, timeout: float | None = None) -> ExportedSnapshot:
+    def export_snapshot(
+        self, cache: str, key: bytes, path: str | os.PathLike[str], *, timeout: float | None = None
+    ) -> ExportedSnapshot:
         """Into a safetensors file. A transfer that breaks goes on where it stood, as often as it takes within the
         timeout, which is that of the whole transfer. The file takes its name when it is complete."""
         return self._driver.run(_snapshots.export(cache, key, path), timeout)
 
     def import_snapshot(
-        self, cache: str, path: str, *, key: bytes = b"", timeout: float | None = None
+        self, cache: str, path: str | os.PathLike[str], *, key: bytes = b"", timeout: float | None = None
     ) -> SnapshotOutcome:
         """From a safetensors file, under the file's own key unless one is given. Goes on as ``export_snapshot``
         does."""
