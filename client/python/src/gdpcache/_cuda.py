@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -65,14 +63,16 @@ def _attribute(pointer: int, attribute: int, value: Any) -> Any:
     return value.value
 
 
-@contextmanager
-def context_of(pointer: int) -> Iterator[None]:
-    """Makes the context of some device memory the thread's."""
-    context = _attribute(pointer, _ATTRIBUTE_CONTEXT, ctypes.c_void_p())
-    _check(_driver().cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
-    try:
-        yield
-    finally:
+class Context:
+    """The context of some device memory, as a context manager: makes it the thread's."""
+
+    def __init__(self, pointer: int) -> None:
+        self._context = _attribute(pointer, _ATTRIBUTE_CONTEXT, ctypes.c_void_p())
+
+    def __enter__(self) -> None:
+        _check(_driver().cuCtxPushCurrent_v2(self._context), "cuCtxPushCurrent")
+
+    def __exit__(self, *error: object) -> None:
         _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
@@ -90,7 +90,7 @@ def device_uuid(pointer: int) -> str:
 def allocation(pointer: int) -> tuple[int, int, int]:
     """Address and size of the allocation that a pointer lies in, and a number that no other allocation ever has."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    with context_of(pointer):
+    with Context(pointer):
         _check(
             _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), pointer), "cuMemGetAddressRange"
         )
@@ -108,17 +108,17 @@ def is_allocation(base: int, buffer: int) -> bool:
 def memory_handle(base: int) -> bytes:
     """cudaIpcMemHandle_t of an allocation of cudaMalloc."""
     handle = _Handle()
-    with context_of(base):
+    with Context(base):
         _check(_driver().cuIpcGetMemHandle(ctypes.byref(handle), base), "cuIpcGetMemHandle")
     return bytes(handle)
 
 
 class Event:
-    """An event that the server can wait for and record. Made in the context of some device memory."""
+    """An event that the server can wait for and record."""
 
-    def __init__(self, pointer: int) -> None:
+    def __init__(self, context: Context) -> None:
         self._event = ctypes.c_void_p()
-        with context_of(pointer):
+        with context:
             flags = _EVENT_DISABLE_TIMING | _EVENT_INTERPROCESS
             _check(_driver().cuEventCreate(ctypes.byref(self._event), flags), "cuEventCreate")
         handle = _Handle()
@@ -144,7 +144,7 @@ def copy_to_host(pointer: int, size: int, stream: int) -> Array:
     """The bytes at `pointer` when `stream` has come so far."""
     result = np.empty(size, np.uint8)
     if size > 0:
-        with context_of(pointer):
+        with Context(pointer):
             _check(_driver().cuMemcpyDtoHAsync_v2(result.ctypes.data, pointer, size, stream), "cuMemcpyDtoHAsync")
             _check(_driver().cuStreamSynchronize(stream), "cuStreamSynchronize")
     return result
@@ -153,6 +153,6 @@ def copy_to_host(pointer: int, size: int, stream: int) -> Array:
 def copy_to_device(pointer: int, data: Array, stream: int) -> None:
     """Puts bytes to `pointer`, behind what `stream` has to do."""
     if data.nbytes > 0:
-        with context_of(pointer):
+        with Context(pointer):
             _check(_driver().cuMemcpyHtoDAsync_v2(pointer, data.ctypes.data, data.nbytes, stream), "cuMemcpyHtoDAsync")
             _check(_driver().cuStreamSynchronize(stream), "cuStreamSynchronize")

@@ -8,6 +8,7 @@ import mmap
 import os
 import socket
 import threading
+from bisect import bisect_right
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from gdpcache import _cuda, _wire
 from gdpcache._operations import Blocking, Operation, unary
 from gdpcache.errors import (
     GdpCacheError,
+    InvalidArgumentError,
     PermissionDeniedError,
     ResourceExhaustedError,
     UnimplementedError,
@@ -222,8 +224,9 @@ class EventPair:
     """What orders the server's work on the GPU behind the caller's, and the caller's behind the server's."""
 
     def __init__(self, pointer: int, number: int) -> None:
-        self.ready = _cuda.Event(pointer)
-        self.done = _cuda.Event(pointer)
+        self.context = _cuda.Context(pointer)
+        self.ready = _cuda.Event(self.context)
+        self.done = _cuda.Event(self.context)
         self.ready_event = f"ready-{number}"
         self.done_event = f"done-{number}"
 
@@ -237,6 +240,7 @@ class CudaRegions:
         self.available = "cuda_ipc" in server.transports
         self._lock = threading.Lock()
         self._allocations: dict[int, _Allocation] = {}  # by address
+        self._addresses: list[int] = []  # theirs, ascending
         self._pairs: list[EventPair] = []  # those not in use
         self._names = 0
 
@@ -245,33 +249,59 @@ class CudaRegions:
             self._names += 1
             return self._names
 
-    def place(self, pointer: int) -> Operation[Place]:
-        """The place of device memory, whose whole allocation is registered on first sight."""
+    def place(self, pointer: int, seen: dict[int, str]) -> Operation[Place]:
+        """The place of device memory, whose whole allocation is registered on first sight. `seen` has the addresses and
+        names of allocations that the call has come across: they exist."""
         if not self.available:
             raise SharingUnavailableError("the server shares no GPU memory with this client")
         try:
-            base, room, buffer = _cuda.allocation(pointer)
-            if self._device and _cuda.device_uuid(pointer) != self._device:
-                raise SharingUnavailableError(f"the tensors are on another GPU than the server's, {self._device}")
-            known = self._allocations.get(base)
-            if known is None or known.buffer != buffer:
-                yield from self._drop_freed()
-                known = _Allocation(buffer, f"cuda-{self._number()}", room)
-                request = memory_pb2.RegisterCudaMemoryRequest(
-                    session=self._session, name=known.name, handle=_cuda.memory_handle(base), size=room
-                )
-                yield from unary("RegisterCudaMemory", request, memory_pb2.RegisterCudaMemoryResponse)
-                self._allocations[base] = known
-        except (_cuda.CudaError, PermissionDeniedError, UnimplementedError, ResourceExhaustedError) as error:
+            base, name = self._known(pointer, seen) or (yield from self._register(pointer))
+        except (
+            _cuda.CudaError,  # memory without a handle, as of expandable segments
+            InvalidArgumentError,  # memory that the server cannot open, as of a part of an allocation
+            PermissionDeniedError,
+            UnimplementedError,
+            ResourceExhaustedError,
+        ) as error:
             raise SharingUnavailableError(str(error)) from error
-        return Place(known.name, pointer - base)
+        seen[base] = name
+        return Place(name, pointer - base)
 
-    def _drop_freed(self) -> Operation[None]:
-        """Lets the server close what the caller has freed, for as long as it is open there the GPU cannot reuse it."""
-        for base, known in list(self._allocations.items()):
-            if not _cuda.is_allocation(base, known.buffer):
-                self._allocations.pop(base, None)
+    def _known(self, pointer: int, seen: dict[int, str]) -> tuple[int, str] | None:
+        """Address and name of the allocation if it is registered."""
+        with self._lock:
+            index = bisect_right(self._addresses, pointer) - 1
+            if index < 0:
+                return None
+            base = self._addresses[index]
+            known = self._allocations[base]
+        if pointer >= base + known.size or not (base in seen or _cuda.is_allocation(base, known.buffer)):
+            return None
+        return base, known.name
+
+    def _register(self, pointer: int) -> Operation[tuple[int, str]]:
+        if self._device and _cuda.device_uuid(pointer) != self._device:
+            raise SharingUnavailableError(f"the tensors are on another GPU than the server's, {self._device}")
+        for address, known in list(self._allocations.items()):
+            # What the caller has freed the GPU cannot use again for as long as the server has it open.
+            if not _cuda.is_allocation(address, known.buffer):
+                self._forget({known.name})
                 yield from unregister(self._session, known.name)
+        base, size, buffer = _cuda.allocation(pointer)
+        name = f"cuda-{self._number()}"
+        request = memory_pb2.RegisterCudaMemoryRequest(
+            session=self._session, name=name, handle=_cuda.memory_handle(base), size=size
+        )
+        yield from unary("RegisterCudaMemory", request, memory_pb2.RegisterCudaMemoryResponse)
+        with self._lock:
+            self._allocations[base] = _Allocation(buffer, name, size)
+            self._addresses = sorted(self._allocations)
+        return base, name
+
+    def _forget(self, names: set[str]) -> None:
+        with self._lock:
+            self._allocations = {base: a for base, a in self._allocations.items() if a.name not in names}
+            self._addresses = sorted(self._allocations)
 
     def take_events(self, pointer: int) -> Operation[EventPair]:
         with self._lock:
@@ -289,8 +319,7 @@ class CudaRegions:
 
     def retire(self, names: set[str], pair: EventPair) -> Operation[None]:
         """After a call whose end is not known: returns when the server has let go of the memory and the events."""
-        with self._lock:
-            self._allocations = {base: a for base, a in self._allocations.items() if a.name not in names}
+        self._forget(names)
         for name in (*names, pair.ready_event, pair.done_event):
             yield from unregister(self._session, name)
         pair.ready.close()

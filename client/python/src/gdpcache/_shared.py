@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gdpcache import _cuda, _tensors, _wire
+from gdpcache import _tensors, _wire
 from gdpcache._memory import Block, EventPair, Place, SharingUnavailableError, aligned
 from gdpcache._operations import SERVICE, Operation, Unary, parse
 from gdpcache._prepared import FIELDS, OUTPUT_FIELDS, Input, Prepared, Result, finish
@@ -27,6 +27,7 @@ class _Places:
         self._blocks: list[Block] = []  # keeps them until the call is over
         self.on_host: set[str] = set()  # names of the regions in use
         self.on_device: set[str] = set()
+        self._allocations: dict[int, str] = {}  # on the GPU, that the call has come across
         self.inputs: dict[str, Place] = {}
         self.outputs: dict[str, Place] = {}
         self._memories: dict[str, Array] = {}  # of results that come to the host
@@ -82,7 +83,7 @@ class _Places:
             return place
         if not self._on_gpu:
             return None
-        found = yield from self._session.cuda.place(view.pointer)
+        found = yield from self._session.cuda.place(view.pointer, self._allocations)
         self.on_device.add(found.region)
         return found
 
@@ -129,28 +130,34 @@ def run_shared(session: SessionState, prepared: Prepared) -> Operation[PrefillRe
     return finish(session, prepared, response, Transport.SHARED_MEMORY, places.deliver)
 
 
+def _streams(on_gpu: list[TensorView]) -> list[int]:
+    """Those that order the tensors' contents, each once: more than one where tensors are of several libraries."""
+    of_torch = next((view for view in on_gpu if _tensors.torch_of(view.owner) is not None), None)
+    streams = {view.raw_stream for view in on_gpu if _tensors.torch_of(view.owner) is None}
+    return list(streams | ({of_torch.stream} if of_torch is not None else set()))
+
+
 def run_cuda(session: SessionState, prepared: Prepared) -> Operation[PrefillResult]:
     """On memory of the GPU where it is; what is on the host goes through shared memory. The caller's stream is made to
     wait for the server's work, and nobody waits for the caller's."""
     views = [tensor.view for tensor in prepared.inputs] + [result.out for result in prepared.results if result.out]
-    on_gpu = [view for view in views if not view.on_host]
+    on_gpu = [view for view in views if not view.on_host and view.size > 0]
     if not on_gpu:
         raise SharingUnavailableError("no tensor is on a GPU")
-    pointer, stream = on_gpu[0].pointer, on_gpu[0].stream
-    others = {view.stream for view in on_gpu} - {stream}
+    streams = _streams(on_gpu)
 
     places = _Places(session, on_gpu=True)
     yield from places.place_inputs(prepared.inputs)
     yield from places.place_results(prepared.results)
-    pair: EventPair = yield from session.cuda.take_events(pointer)
+    pair: EventPair = yield from session.cuda.take_events(on_gpu[0].pointer)
     parts = places.encode(prepared)
     parts += (_wire.message(FIELDS[name], getattr(pair, name).encode()) for name in ("ready_event", "done_event"))
     try:
-        with _cuda.context_of(pointer):
-            for other in others:  # tensors of several libraries
+        with pair.context:
+            for other in streams[1:]:
                 pair.ready.record(other)
-                pair.ready.let_wait(stream)
-            pair.ready.record(stream)
+                pair.ready.let_wait(streams[0])
+            pair.ready.record(streams[0])
         answer = yield Unary(SERVICE + "Prefill", b"".join(parts))
     except BaseException as error:
         if _may_be_at_work(error):
@@ -159,9 +166,9 @@ def run_cuda(session: SessionState, prepared: Prepared) -> Operation[PrefillResu
         else:
             session.cuda.give_events(pair)
         raise
-    with _cuda.context_of(pointer):
-        for each in (stream, *others):
-            pair.done.let_wait(each)
+    with pair.context:
+        for stream in streams:
+            pair.done.let_wait(stream)
         if places.on_host:  # read or written by work that the answer does not wait for
             pair.done.wait()
     session.cuda.give_events(pair)

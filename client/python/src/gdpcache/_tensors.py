@@ -28,7 +28,7 @@ class TensorView:
     owner: object
     source: TensorLike  # as the caller gave it
     data: Array | None  # flat uint8, in memory of the host; None on a GPU
-    stream: int = 0  # the CUDA stream that orders its contents
+    raw_stream: int = 0  # see stream
     size: int = field(init=False)  # in bytes
 
     def __post_init__(self) -> None:
@@ -37,6 +37,16 @@ class TensorView:
     @property
     def on_host(self) -> bool:
         return self.data is not None
+
+    @property
+    def stream(self) -> int:
+        """The CUDA stream that orders its contents: for torch the current one."""
+        torch = torch_of(self.owner)
+        if torch is None:
+            return self.raw_stream
+        tensor: Any = self.owner
+        stream: int = torch.cuda.current_stream(tensor.device).cuda_stream
+        return stream
 
     def bytes_on_host(self) -> Array:
         """Flat uint8: the memory itself, or a copy of what is on the GPU."""
@@ -115,15 +125,22 @@ def _view_numpy(name: str, array: Array, source: TensorLike, writable: bool) -> 
     return TensorView(dtype, array.shape, data.__array_interface__["data"][0], contiguous, source, data)
 
 
+@functools.cache
+def _of_torch(dtype: Any) -> DataType | None:
+    name = str(dtype).removeprefix("torch.")
+    return next((own for own in DataType if own.value == name), None)
+
+
 def _view_torch(name: str, tensor: Any, torch: Any, writable: bool) -> TensorView:
-    dtype = _data_type(name, str(tensor.dtype).removeprefix("torch."), _FLOATS)
-    contiguous = tensor.detach().contiguous()
+    dtype = _of_torch(tensor.dtype)
+    if dtype is None:
+        raise TypeError(f"{name} has dtype {tensor.dtype}; expected {_FLOATS}")
+    contiguous = (tensor.detach() if tensor.requires_grad else tensor).contiguous()
     if writable and contiguous.data_ptr() != tensor.data_ptr():
         raise ValueError(f"{name} is not contiguous")
     shape = tuple(contiguous.shape)
     if contiguous.device.type == "cuda":
-        stream = torch.cuda.current_stream(contiguous.device).cuda_stream
-        return TensorView(dtype, shape, contiguous.data_ptr(), contiguous, tensor, None, stream)
+        return TensorView(dtype, shape, contiguous.data_ptr(), contiguous, tensor, None)
     if contiguous.device.type != "cpu":
         raise TypeError(f"{name} is on {contiguous.device}; expected cpu or cuda")
     data = contiguous.reshape(-1).view(torch.uint8).numpy()
