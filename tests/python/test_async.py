@@ -18,7 +18,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
-@pytest.mark.parametrize("transport", [Transport.UNARY, Transport.STREAM])
+@pytest.mark.parametrize("transport", [Transport.UNARY, Transport.STREAM, Transport.SHARED_MEMORY])
 def test_both_clients_get_the_same_bits(server: Server, cache: str, transport: Transport) -> None:
     call = random_call(1, 3000, states=States.ALL, output_final_state=True, transport=transport)
 

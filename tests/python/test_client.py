@@ -188,7 +188,7 @@ def test_a_prefill_computes_the_recurrence(client: gdpcache.Client, cache: str) 
         assert (in_slot.v_new == in_tensor.v_new).all()
 
 
-@pytest.mark.parametrize("transport", [Transport.UNARY, Transport.STREAM])
+@pytest.mark.parametrize("transport", [Transport.UNARY, Transport.STREAM, Transport.SHARED_MEMORY])
 def test_results_go_where_the_caller_says(client: gdpcache.Client, cache: str, transport: Transport) -> None:
     call = random_call(4, 40, states=States.ALL, output_final_state=True, initial_state=InitialState.ZERO)
     with client.open_session(cache) as session:
@@ -225,7 +225,7 @@ def test_positions_tell_whether_a_call_was_applied(client: gdpcache.Client, cach
         assert isinstance(raised.value, gdpcache.FailedPreconditionError)
 
 
-@pytest.mark.parametrize("transport", [Transport.AUTO, Transport.UNARY, Transport.STREAM])
+@pytest.mark.parametrize("transport", [Transport.AUTO, Transport.UNARY, Transport.STREAM, Transport.SHARED_MEMORY])
 def test_the_server_judges_requests(client: gdpcache.Client, cache: str, transport: Transport) -> None:
     bad: list[tuple[dict[str, Any], str]] = [
         ({"cu_seqlens": [0, 41]}, "cu_seqlens"),
@@ -266,7 +266,7 @@ def test_the_transport_is_chosen_by_size(server: Server, cache: str) -> None:
         small = session.prefill(random_call(8, 16, initial_state=InitialState.ZERO))
         assert small.transport is Transport.UNARY
         large = session.prefill(random_call(8, 1 << 13, initial_state=InitialState.ZERO))
-        assert large.transport in (Transport.STREAM, Transport.SHARED_MEMORY)
+        assert large.transport is Transport.SHARED_MEMORY
         assert session.transports_used == {Transport.UNARY: 1, large.transport: 1}
         with pytest.raises(gdpcache.UnavailableError, match="cuda_ipc was asked for"):
             session.prefill(random_call(8, 16, initial_state=InitialState.ZERO, transport="cuda_ipc"))
@@ -284,13 +284,35 @@ def test_a_call_has_to_be_over_in_time(client: gdpcache.Client, cache: str) -> N
 
 def test_auxiliary_bytes_travel_with_the_call(client: gdpcache.Client, cache: str) -> None:
     auxiliary = np.arange(6, dtype=np.uint8)[None]
-    for transport in (Transport.UNARY, Transport.STREAM):
+    for transport in (Transport.UNARY, Transport.STREAM, Transport.SHARED_MEMORY):
         with client.open_session(cache) as session:
             (slot,) = session.acquire_slots()
             session.prefill(random_call(10, 16, state_indices=[slot], auxiliary_state=auxiliary, transport=transport))
             stored = session.read_slots([slot], [0]).auxiliary
             assert stored is not None
             assert (stored[0] == auxiliary).all()
+
+
+def test_shared_memory_is_counted_and_goes_with_the_session(client: gdpcache.Client, cache: str) -> None:
+    with client.open_session(cache) as session:
+        call = random_call(11, 1 << 10, initial_state=InitialState.ZERO, states=States.ALL)
+        expected = session.prefill(call)
+        assert expected.transport is Transport.SHARED_MEMORY
+        (region,) = session.list_shared_memory()
+        assert (region.kind, region.size, region.uses) == ("system", 16 << 20, 0)
+        # Nothing is copied: neither inputs nor results.
+        for name in ("k", "w", "u", "g"):
+            shared = session.shared_empty(getattr(call, name).shape)
+            shared[:] = getattr(call, name)
+            setattr(call, name, shared)
+        h = session.shared_empty(expected.h.shape)
+        call.out = Outputs(h=h)
+        result = session.prefill(call)
+        assert result.h is h
+        assert (h == expected.h).all()
+        assert (result.v_new == expected.v_new).all()
+        assert len(session.list_shared_memory()) == 1
+    assert (result.v_new == expected.v_new).all()  # still there
 
 
 def test_a_client_that_is_closed_stops_its_sessions(server: Server, cache: str) -> None:

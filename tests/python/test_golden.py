@@ -118,10 +118,7 @@ def test_every_transport_gives_the_recorded_results(golden_client: gdpcache.Clie
         error = float(batch.metadata["triton_err_state"])
         assert relative_error(unary.final_state, batch["out.final_state"]) <= error + max(1.1 * error, 1e-5)
 
-    transports = [Transport.STREAM]
-    if "shared_memory" in golden_client.server_info().transports:
-        transports.append(Transport.SHARED_MEMORY)
-    for transport in transports:
+    for transport in (Transport.STREAM, Transport.SHARED_MEMORY):
         other = run(golden_client, batch, transport)
         assert same_bits(unary.h, other.h), transport
         assert same_bits(unary.v_new, other.v_new), transport
