@@ -110,17 +110,14 @@ SnapshotDirectory::SnapshotDirectory(std::string path, FileSystem& file_system, 
       temporary_(std::move(temporary)) {}
 
 absl::StatusOr<std::unique_ptr<SnapshotDirectory>> SnapshotDirectory::Open(std::string path, FileSystem& file_system) {
-  const auto create = [&](int parent, const std::string& name) {
-    const int made = file_system.MakeDirectory(parent, name, kDirectoryMode);
-    return made == -EEXIST ? 0 : made;
-  };
-  if (const int made = create(AT_FDCWD, path); made < 0) return Failure(made, "creating the directory", path);
+  const int created = file_system.MakeDirectory(AT_FDCWD, path, kDirectoryMode);
+  if (created < 0 && created != -EEXIST) return Failure(created, "creating the directory", path);
   // The operator may well have made the directory itself a link.
   OpenFile root(file_system, file_system.Open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0));
   if (root.get() < 0) return Failure(root.get(), "opening the directory", path);
-  // So that the directory itself survives a power failure, where its parent lets us.
-  if (const OpenFile parent(file_system, file_system.Open(root.get(), "..", kOpenDirectory, 0)); parent.get() >= 0) {
-    file_system.Sync(parent.get());
+  if (created == 0) {  // the directory itself has to survive a power failure, where its parent lets us see to it
+    const OpenFile parent(file_system, file_system.Open(root.get(), "..", kOpenDirectory, 0));
+    if (parent.get() >= 0) file_system.Sync(parent.get());
   }
 
   const std::string lock_path = absl::StrCat(path, "/", kLock);
@@ -133,7 +130,9 @@ absl::StatusOr<std::unique_ptr<SnapshotDirectory>> SnapshotDirectory::Open(std::
   }
 
   const std::string temporary_path = absl::StrCat(path, "/", kTemporary);
-  if (const int made = create(root.get(), kTemporary); made < 0) return Failure(made, "creating", temporary_path);
+  if (const int made = file_system.MakeDirectory(root.get(), kTemporary, kDirectoryMode); made < 0 && made != -EEXIST) {
+    return Failure(made, "creating", temporary_path);
+  }
   OpenFile temporary(file_system, file_system.Open(root.get(), kTemporary, kOpenDirectory, 0));
   if (temporary.get() < 0) return Failure(temporary.get(), "opening", temporary_path);
   return std::unique_ptr<SnapshotDirectory>(
