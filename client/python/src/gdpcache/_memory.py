@@ -230,6 +230,10 @@ class EventPair:
         self.ready_event = f"ready-{number}"
         self.done_event = f"done-{number}"
 
+    def close(self) -> None:
+        self.ready.close()
+        self.done.close()
+
 
 class CudaRegions:
     """Allocations on the server's GPU that a session has registered, and its events. Safe for several threads."""
@@ -322,5 +326,11 @@ class CudaRegions:
         self._forget(names)
         for name in (*names, pair.ready_event, pair.done_event):
             yield from unregister(self._session, name)
-        pair.ready.close()
-        pair.done.close()
+        pair.close()
+
+    def close(self) -> None:
+        """When the session has ended, and with it what the server knew of these events."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            pair.close()

@@ -127,6 +127,7 @@ def close(session: SessionState) -> Operation[None]:
         yield from unary(
             "CloseSession", session_pb2.CloseSessionRequest(session=session.id), session_pb2.CloseSessionResponse
         )
+    session.cuda.close()
 
 
 def acquire_slots(session: SessionState, count: int) -> Operation[list[int]]:
