@@ -1,4 +1,4 @@
-// gdpcached: configuration, logging, backend, caches, engine, server, and their end.
+// gdpcached: configuration, logging, backend, snapshots, caches, engine, server, and their end.
 
 #include <pthread.h>
 #include <signal.h>
@@ -23,6 +23,7 @@
 #include "server/config/config.h"
 #include "server/engine/engine.h"
 #include "server/observe/logging.h"
+#include "server/open_snapshots.h"
 #include "server/rpc/control/caches.h"
 #include "server/rpc/server.h"
 
@@ -78,6 +79,16 @@ void PrintReady(const rpc::Server& server, const config::Config& config, const s
   std::cout << line << std::endl;
 }
 
+// What a stop and a start keep. Not all of it may fit into the time or onto the disk.
+void FlushSnapshots(cache::SnapshotStore& snapshots, absl::Duration limit) {
+  const cache::SnapshotStore::Flushed flushed = snapshots.Flush(limit);
+  if (flushed.left > 0) {
+    spdlog::warn("{} snapshots written to disk, {} lost", flushed.written, flushed.left);
+  } else if (flushed.written > 0) {
+    spdlog::info("{} snapshots written to disk", flushed.written);
+  }
+}
+
 // Serves until a signal. An error says why it could not start or stop.
 absl::Status Serve(const config::Config& config) {
   const sigset_t stop_signals = StopSignals();
@@ -94,15 +105,19 @@ absl::Status Serve(const config::Config& config) {
   limits.state_memory_bytes = config.state_memory_bytes > 0 ? config.state_memory_bytes : device.memory_bytes / 2;
   limits.default_session_ttl = config.default_session_ttl;
   limits.max_session_ttl = config.max_session_ttl;
-  cache::Catalog catalog(**backend, clock, limits);
+  absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> snapshots = OpenSnapshots(config.snapshots, **backend, clock);
+  if (!snapshots.ok()) return snapshots.status();
+  cache::Catalog catalog(**backend, clock, limits,
+                         [&store = **snapshots](cache::SessionKey session) { store.EndSession(session); });
   if (absl::Status status = CreateConfiguredCaches(config, catalog); !status.ok()) return status;
 
   engine::EngineOptions engine_options;
   engine_options.staging_bytes = config.staging_memory_bytes;
   engine_options.max_unary_output_bytes = config.max_message_bytes;
   DeviceLoss device_loss;
-  absl::StatusOr<std::unique_ptr<engine::Engine>> engine = engine::Engine::Create(
-      **backend, engine_options, nullptr, [&device_loss](const absl::Status& status) { device_loss.Report(status); });
+  absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
+      engine::Engine::Create(**backend, engine_options, snapshots->get(),
+                             [&device_loss](const absl::Status& status) { device_loss.Report(status); });
   if (!engine.ok()) return engine.status();
 
   rpc::ServerOptions server_options;
@@ -112,8 +127,10 @@ absl::Status Serve(const config::Config& config) {
   server_options.max_message_bytes = config.max_message_bytes;
   server_options.shared_memory_bytes = config.shared_memory_bytes;
   server_options.limits = limits;
+  server_options.max_pin_ttl = config.snapshots.max_pin_ttl;
+  server_options.transfer_timeout = config.snapshots.pending_timeout;
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
-      rpc::Server::Start(server_options, device, catalog, **engine, clock);
+      rpc::Server::Start(server_options, device, catalog, **engine, **snapshots, clock);
   if (!server.ok()) return server.status();
   spdlog::info("serving on {} ({}), {} bytes of state memory", device.backend, device.device,
                limits.state_memory_bytes);
@@ -125,6 +142,7 @@ absl::Status Serve(const config::Config& config) {
     spdlog::error("cannot stop cleanly: {}", std::string(status.message()));
     std::_Exit(EXIT_FAILURE);  // running calls still use what a return would destroy
   }
+  if (!device_loss.lost()) FlushSnapshots(**snapshots, config.snapshots.flush_timeout);
   spdlog::info("stopped");
   if (device_loss.lost()) return absl::UnavailableError("stopped because the device was lost");
   return absl::OkStatus();

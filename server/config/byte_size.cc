@@ -49,4 +49,17 @@ std::string AbslUnparseFlag(const ByteSize& size) {
   return absl::StrCat(size.bytes);
 }
 
+bool AbslParseFlag(absl::string_view text, AutoByteSize* size, std::string* error) {
+  size->bytes.reset();
+  if (text == "auto") return true;
+  ByteSize given;
+  if (!AbslParseFlag(text, &given, error)) return false;
+  size->bytes = given.bytes;
+  return true;
+}
+
+std::string AbslUnparseFlag(const AutoByteSize& size) {
+  return size.bytes.has_value() ? AbslUnparseFlag(ByteSize{*size.bytes}) : "auto";
+}
+
 }  // namespace gdpcache::config

@@ -2,6 +2,7 @@
 #define GDPCACHE_SERVER_CONFIG_BYTE_SIZE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -18,6 +19,13 @@ bool AbslParseFlag(absl::string_view text, ByteSize* size, std::string* error);
 
 /// In the largest unit that divides it: "16MiB", "1000".
 std::string AbslUnparseFlag(const ByteSize& size);
+
+/// A ByteSize, or "auto": what the server finds sensible.
+struct AutoByteSize {
+  std::optional<std::int64_t> bytes;
+};
+bool AbslParseFlag(absl::string_view text, AutoByteSize* size, std::string* error);
+std::string AbslUnparseFlag(const AutoByteSize& size);
 
 }  // namespace gdpcache::config
 

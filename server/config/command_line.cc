@@ -32,6 +32,8 @@ std::string Expectation(const absl::CommandLineFlag& flag) {
   if (flag.IsOfType<bool>()) return "true or false";
   if (flag.IsOfType<std::int64_t>()) return "a whole number";
   if (flag.IsOfType<ByteSize>()) return "a number of bytes, or a whole number with KiB, MiB, GiB or TiB";
+  if (flag.IsOfType<AutoByteSize>()) return "auto, a number of bytes, or a whole number with KiB, MiB, GiB or TiB";
+  if (flag.IsOfType<Watermarks>()) return "HIGH:LOW in percent, such as 90:80";
   if (flag.IsOfType<absl::Duration>()) return "a duration such as 500ms, 60s or 1h";
   for (const FlagGroup& group : FlagGroups()) {
     for (const FlagEntry& entry : group.flags) {

@@ -86,9 +86,43 @@ Config FromFlags() {
   config.max_sessions = absl::GetFlag(FLAGS_max_sessions);
   config.default_session_ttl = absl::GetFlag(FLAGS_default_session_ttl);
   config.max_session_ttl = absl::GetFlag(FLAGS_max_session_ttl);
+  SnapshotConfig& snapshots = config.snapshots;
+  snapshots.device_bytes = absl::GetFlag(FLAGS_snapshot_device_memory).bytes;
+  snapshots.host_bytes = absl::GetFlag(FLAGS_snapshot_host_memory).bytes;
+  snapshots.directory = absl::GetFlag(FLAGS_snapshot_directory);
+  snapshots.disk_bytes = absl::GetFlag(FLAGS_snapshot_disk_size).bytes;
+  snapshots.device_watermarks = absl::GetFlag(FLAGS_snapshot_device_watermarks);
+  snapshots.host_watermarks = absl::GetFlag(FLAGS_snapshot_host_watermarks);
+  snapshots.disk_watermarks = absl::GetFlag(FLAGS_snapshot_disk_watermarks);
+  snapshots.write_policy = absl::GetFlag(FLAGS_snapshot_write);
+  snapshots.tenant_bytes = absl::GetFlag(FLAGS_snapshot_tenant_quota).bytes;
+  snapshots.pin_bytes = absl::GetFlag(FLAGS_snapshot_pin_budget).bytes;
+  snapshots.max_pin_ttl = absl::GetFlag(FLAGS_max_pin_ttl);
+  snapshots.pending_timeout = absl::GetFlag(FLAGS_snapshot_pending_timeout);
+  snapshots.flush_timeout = absl::GetFlag(FLAGS_snapshot_flush_timeout);
   config.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
   config.log = {absl::GetFlag(FLAGS_log_level), absl::GetFlag(FLAGS_log_format)};
   return config;
+}
+
+void CheckSnapshots(const SnapshotConfig& config, Errors& errors) {
+  const auto check = [&errors](absl::string_view flag, std::optional<std::int64_t> bytes) {
+    CheckRange(flag, ByteSize{bytes.value_or(0)}, ByteSize{0}, kMaxMemory, errors);
+  };
+  check("snapshot_device_memory", config.device_bytes);
+  check("snapshot_host_memory", config.host_bytes);
+  check("snapshot_tenant_quota", config.tenant_bytes);
+  check("snapshot_pin_budget", config.pin_bytes);
+  CheckRange("snapshot_disk_size", ByteSize{config.disk_bytes}, ByteSize{kMebibyte}, kMaxMemory, errors);
+  CheckRange("max_pin_ttl", config.max_pin_ttl, absl::Milliseconds(1), kMaxDuration, errors);
+  CheckRange("snapshot_pending_timeout", config.pending_timeout, absl::Milliseconds(100), kMaxDuration, errors);
+  CheckRange("snapshot_flush_timeout", config.flush_timeout, absl::ZeroDuration(), kMaxDuration, errors);
+  if (config.directory.find('\0') != std::string::npos) errors.push_back("--snapshot-directory has a NUL byte");
+  if (!config.directory.empty() && config.device_bytes == 0 && config.host_bytes.value_or(0) == 0) {
+    errors.push_back(
+        "--snapshot-directory needs memory that snapshots pass through: --snapshot-device-memory and "
+        "--snapshot-host-memory are both 0");
+  }
 }
 
 void Validate(const Config& config, Errors& errors) {
@@ -106,6 +140,7 @@ void Validate(const Config& config, Errors& errors) {
   CheckRange("max_session_ttl", config.max_session_ttl, kMinSessionTtl, kMaxDuration, errors);
   CheckRange("default_session_ttl", config.default_session_ttl, kMinSessionTtl,
              std::max(kMinSessionTtl, config.max_session_ttl), errors);
+  CheckSnapshots(config.snapshots, errors);
   CheckRange("drain_timeout", config.drain_timeout, absl::ZeroDuration(), kMaxDuration, errors);
 }
 

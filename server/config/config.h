@@ -11,9 +11,29 @@
 #include "absl/types/span.h"
 #include "gdpcache/v1/cache.pb.h"
 #include "kernels/backend.h"
+#include "server/cache/snapshots/snapshot_store.h"
+#include "server/config/watermarks.h"
 #include "server/observe/logging.h"
 
 namespace gdpcache::config {
+
+/// The prefix cache's part.
+struct SnapshotConfig {
+  std::optional<std::int64_t> device_bytes;  // none: a share of the backend's memory
+  std::optional<std::int64_t>
+      host_bytes;         // none: a share of the host's memory where that is another than the backend's
+  std::string directory;  // empty: no disk tier
+  std::int64_t disk_bytes = 0;
+  Watermarks device_watermarks;
+  Watermarks host_watermarks;
+  Watermarks disk_watermarks;
+  cache::WritePolicy write_policy = cache::WritePolicy::kWriteThrough;
+  std::int64_t tenant_bytes = 0;          // 0: no quota
+  std::optional<std::int64_t> pin_bytes;  // none: half of all tiers
+  absl::Duration max_pin_ttl;
+  absl::Duration pending_timeout;
+  absl::Duration flush_timeout;
+};
 
 /// Everything the server can be told, validated. server/config/flags.cc documents each value and its default.
 struct Config {
@@ -28,6 +48,7 @@ struct Config {
   std::int64_t max_sessions = 0;
   absl::Duration default_session_ttl;
   absl::Duration max_session_ttl;
+  SnapshotConfig snapshots;
   absl::Duration drain_timeout;
   observe::LogOptions log;
   std::vector<gdpcache::v1::CreateCacheRequest> caches;  // to be created at start; their content is not validated here

@@ -50,6 +50,12 @@ const Names<kernels::BackendChoice>& BackendNames() {
   return names;
 }
 
+const Names<cache::WritePolicy>& WritePolicyNames() {
+  static const auto& names = *new Names<cache::WritePolicy>{{"through", cache::WritePolicy::kWriteThrough},
+                                                            {"back", cache::WritePolicy::kWriteBack}};
+  return names;
+}
+
 const Names<observe::LogLevel>& LogLevelNames() {
   static const auto& names = *new Names<observe::LogLevel>{{"debug", observe::LogLevel::kDebug},
                                                            {"info", observe::LogLevel::kInfo},
@@ -79,6 +85,20 @@ const std::vector<FlagGroup>& FlagGroups() {
         {"max_sessions", "N"},
         {"default_session_ttl", "DURATION"},
         {"max_session_ttl", "DURATION"}}},
+      {"Snapshots",
+       {{"snapshot_device_memory", "auto|SIZE"},
+        {"snapshot_host_memory", "auto|SIZE"},
+        {"snapshot_directory", "PATH"},
+        {"snapshot_disk_size", "SIZE"},
+        {"snapshot_device_watermarks", "HIGH:LOW"},
+        {"snapshot_host_watermarks", "HIGH:LOW"},
+        {"snapshot_disk_watermarks", "HIGH:LOW"},
+        {"snapshot_write", "through|back"},
+        {"snapshot_tenant_quota", "SIZE"},
+        {"snapshot_pin_budget", "auto|SIZE"},
+        {"max_pin_ttl", "DURATION"},
+        {"snapshot_pending_timeout", "DURATION"},
+        {"snapshot_flush_timeout", "DURATION"}}},
       {"Operation",
        {{"drain_timeout", "DURATION"},
         {"log_level", "debug|info|warning|error"},
@@ -99,6 +119,15 @@ std::string AbslUnparseFlag(BackendChoice choice) { return config::NameOf(config
 
 }  // namespace gdpcache::kernels
 
+namespace gdpcache::cache {
+
+bool AbslParseFlag(absl::string_view text, WritePolicy* policy, std::string* /*error*/) {
+  return config::ParseName(config::WritePolicyNames(), text, policy);
+}
+std::string AbslUnparseFlag(WritePolicy policy) { return config::NameOf(config::WritePolicyNames(), policy); }
+
+}  // namespace gdpcache::cache
+
 namespace gdpcache::observe {
 
 bool AbslParseFlag(absl::string_view text, LogLevel* level, std::string* /*error*/) {
@@ -113,7 +142,9 @@ std::string AbslUnparseFlag(LogFormat format) { return config::NameOf(config::Lo
 
 }  // namespace gdpcache::observe
 
+using gdpcache::config::AutoByteSize;
 using gdpcache::config::ByteSize;
+using gdpcache::config::Watermarks;
 
 ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7411"},
           "TCP addresses to serve, comma separated or the flag repeated. Port 0 takes a free one. Empty: none.");
@@ -143,6 +174,38 @@ ABSL_FLAG(std::int64_t, max_sessions, 10'000, "Sessions at a time.");
 ABSL_FLAG(absl::Duration, default_session_ttl, absl::Seconds(60),
           "How long a session lives without a call when its client does not say.");
 ABSL_FLAG(absl::Duration, max_session_ttl, absl::Hours(24), "The longest that a client may ask for.");
+
+ABSL_FLAG(AutoByteSize, snapshot_device_memory, AutoByteSize{},
+          "Memory for snapshots where the recurrence works, besides --state-memory; taken as needed. 0: none. auto: an "
+          "eighth of the backend's memory.");
+ABSL_FLAG(
+    AutoByteSize, snapshot_host_memory, AutoByteSize{},
+    "Host memory for snapshots that no longer fit there. 0: none. auto: none with the CPU backend, which works in "
+    "host memory anyway, else an eighth of the host's.");
+ABSL_FLAG(
+    std::string, snapshot_directory, "",
+    "Where snapshots are kept as files that outlive the server; made if it is not there, and used by one server at "
+    "a time. Empty: nothing is written to disk.");
+ABSL_FLAG(ByteSize, snapshot_disk_size, ByteSize{std::int64_t{64} << 30}, "What the files may take together.");
+ABSL_FLAG(Watermarks, snapshot_device_watermarks, (Watermarks{90, 80}),
+          "Percent of its size: from HIGH on snapshots move from the device to the next tier, the least recently used "
+          "first, or are evicted where there is none, until LOW is reached.");
+ABSL_FLAG(Watermarks, snapshot_host_watermarks, (Watermarks{90, 80}), "The same for host memory.");
+ABSL_FLAG(Watermarks, snapshot_disk_watermarks, (Watermarks{95, 90}), "The same for the disk.");
+ABSL_FLAG(gdpcache::cache::WritePolicy, snapshot_write, gdpcache::cache::WritePolicy::kWriteThrough,
+          "When snapshots are written to disk. through: as soon as they are stored. back: when they have to leave "
+          "memory, and when the server stops; a crash loses what has not been written.");
+ABSL_FLAG(ByteSize, snapshot_tenant_quota, ByteSize{0},
+          "Bytes of one tenant's snapshots, each counted once. 0: no quota.");
+ABSL_FLAG(AutoByteSize, snapshot_pin_budget, AutoByteSize{},
+          "Bytes of one tenant's pinned snapshots. auto: half of all tiers together.");
+ABSL_FLAG(absl::Duration, max_pin_ttl, absl::Hours(1), "The longest that a pin or a lookup's lease may last.");
+ABSL_FLAG(
+    absl::Duration, snapshot_pending_timeout, absl::Seconds(60),
+    "When a snapshot is given up that lacks the parts of some layers, or the rest of its upload, and nothing more "
+    "comes; also a transfer in which nothing moves.");
+ABSL_FLAG(absl::Duration, snapshot_flush_timeout, absl::Seconds(30),
+          "After the running calls have ended: how long writing to disk what is not there yet may take.");
 
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
           "After SIGTERM or SIGINT: how long running calls may take to finish before they are cancelled.");

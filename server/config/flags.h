@@ -11,7 +11,9 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"
+#include "server/cache/snapshots/snapshot_store.h"
 #include "server/config/byte_size.h"
+#include "server/config/watermarks.h"
 #include "server/observe/logging.h"
 
 // Abseil finds these by argument-dependent lookup, so they stand with the types.
@@ -19,6 +21,11 @@ namespace gdpcache::kernels {
 bool AbslParseFlag(absl::string_view text, BackendChoice* choice, std::string* error);
 std::string AbslUnparseFlag(BackendChoice choice);
 }  // namespace gdpcache::kernels
+
+namespace gdpcache::cache {
+bool AbslParseFlag(absl::string_view text, WritePolicy* policy, std::string* error);
+std::string AbslUnparseFlag(WritePolicy policy);
+}  // namespace gdpcache::cache
 
 namespace gdpcache::observe {
 bool AbslParseFlag(absl::string_view text, LogLevel* level, std::string* error);
@@ -41,6 +48,19 @@ ABSL_DECLARE_FLAG(std::int64_t, max_caches);
 ABSL_DECLARE_FLAG(std::int64_t, max_sessions);
 ABSL_DECLARE_FLAG(absl::Duration, default_session_ttl);
 ABSL_DECLARE_FLAG(absl::Duration, max_session_ttl);
+ABSL_DECLARE_FLAG(gdpcache::config::AutoByteSize, snapshot_device_memory);
+ABSL_DECLARE_FLAG(gdpcache::config::AutoByteSize, snapshot_host_memory);
+ABSL_DECLARE_FLAG(std::string, snapshot_directory);
+ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, snapshot_disk_size);
+ABSL_DECLARE_FLAG(gdpcache::config::Watermarks, snapshot_device_watermarks);
+ABSL_DECLARE_FLAG(gdpcache::config::Watermarks, snapshot_host_watermarks);
+ABSL_DECLARE_FLAG(gdpcache::config::Watermarks, snapshot_disk_watermarks);
+ABSL_DECLARE_FLAG(gdpcache::cache::WritePolicy, snapshot_write);
+ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, snapshot_tenant_quota);
+ABSL_DECLARE_FLAG(gdpcache::config::AutoByteSize, snapshot_pin_budget);
+ABSL_DECLARE_FLAG(absl::Duration, max_pin_ttl);
+ABSL_DECLARE_FLAG(absl::Duration, snapshot_pending_timeout);
+ABSL_DECLARE_FLAG(absl::Duration, snapshot_flush_timeout);
 ABSL_DECLARE_FLAG(absl::Duration, drain_timeout);
 ABSL_DECLARE_FLAG(gdpcache::observe::LogLevel, log_level);
 ABSL_DECLARE_FLAG(gdpcache::observe::LogFormat, log_format);

@@ -5,6 +5,9 @@
 #include "server/rpc/control/caches.h"
 #include "server/rpc/control/sessions.h"
 #include "server/rpc/control/slots.h"
+#include "server/rpc/control/snapshots.h"
+#include "server/rpc/snapshot_codec.h"
+#include "server/rpc/tenant.h"
 #include "server/rpc/unary_call.h"
 
 namespace gdpcache::rpc {
@@ -50,9 +53,9 @@ grpc::ServerUnaryReactor* HandleListCaches(const ControlPlane& plane, grpc::Call
   return Answered(absl::OkStatus());
 }
 
-grpc::ServerUnaryReactor* HandleOpenSession(const ControlPlane& plane, grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* HandleOpenSession(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                             const v1::OpenSessionRequest* request, v1::OpenSessionResponse* response) {
-  return Answered(OpenSession(plane.catalog, plane.expiry, *request, *response));
+  return Answered(OpenSession(plane.catalog, plane.expiry, TenantOf(*context), *request, *response));
 }
 
 grpc::ServerUnaryReactor* HandleKeepAlive(const ControlPlane& plane, grpc::CallbackServerContext* /*context*/,
@@ -101,6 +104,62 @@ grpc::ServerUnaryReactor* HandleCopySlots(const ControlPlane& plane, grpc::Callb
 grpc::ServerUnaryReactor* HandleListSlots(const ControlPlane& plane, grpc::CallbackServerContext* /*context*/,
                                           const v1::ListSlotsRequest* request, v1::ListSlotsResponse* response) {
   return Answered(ListSlots(plane.catalog, plane.clock, *request, *response));
+}
+
+grpc::ServerUnaryReactor* HandleSaveSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                              const v1::SaveSnapshotsRequest* request,
+                                              v1::SaveSnapshotsResponse* response) {
+  auto* call = new UnaryCall;
+  call->Run(SaveSnapshots(plane.snapshots, Deadline(*context), *request, *response, AnswerOf(*call)));
+  return call;
+}
+
+grpc::ServerUnaryReactor* HandleLookupPrefix(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                             const v1::LookupPrefixRequest* request,
+                                             v1::LookupPrefixResponse* response) {
+  return Answered(LookupPrefix(plane.snapshots, TenantOf(*context), *request, *response));
+}
+
+grpc::ServerUnaryReactor* HandleRestoreSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                                 const v1::RestoreSnapshotsRequest* request,
+                                                 v1::RestoreSnapshotsResponse* response) {
+  auto* call = new UnaryCall;
+  call->Run(RestoreSnapshots(plane.snapshots, Deadline(*context), *request, *response, AnswerOf(*call)));
+  return call;
+}
+
+grpc::ServerUnaryReactor* HandlePinSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                             const v1::PinSnapshotsRequest* request,
+                                             v1::PinSnapshotsResponse* response) {
+  return Answered(PinSnapshots(plane.snapshots, TenantOf(*context), *request, *response));
+}
+
+grpc::ServerUnaryReactor* HandleUnpinSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                               const v1::UnpinSnapshotsRequest* request,
+                                               v1::UnpinSnapshotsResponse* /*response*/) {
+  return Answered(UnpinSnapshots(plane.snapshots, TenantOf(*context), *request));
+}
+
+grpc::ServerUnaryReactor* HandleDeleteSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                                const v1::DeleteSnapshotsRequest* request,
+                                                v1::DeleteSnapshotsResponse* response) {
+  return Answered(DeleteSnapshots(plane.snapshots, TenantOf(*context), *request, *response));
+}
+
+grpc::ServerUnaryReactor* HandleListSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                              const v1::ListSnapshotsRequest* request,
+                                              v1::ListSnapshotsResponse* response) {
+  return Answered(ListSnapshots(plane.snapshots, TenantOf(*context), *request, *response));
+}
+
+grpc::ServerUnaryReactor* HandleQueryWriteStatus(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                                 const v1::QueryWriteStatusRequest* request,
+                                                 v1::QueryWriteStatusResponse* response) {
+  const absl::StatusOr<cache::SnapshotSpace> space = SpaceOf(plane.catalog, request->cache(), TenantOf(*context));
+  if (!space.ok()) return Answered(space.status());
+  const absl::StatusOr<v1::QueryWriteStatusResponse> status = plane.uploads.Query(*space, request->upload());
+  if (status.ok()) *response = *status;
+  return Answered(status.status());
 }
 
 }  // namespace gdpcache::rpc

@@ -6,14 +6,17 @@
 
 #include "gdpcache/v1/cache.pb.h"
 #include "gdpcache/v1/session.pb.h"
+#include "gdpcache/v1/snapshot.pb.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/engine/engine.h"
 #include "server/rpc/control/server_info.h"
-#include "server/rpc/session_expiry.h"
+#include "server/rpc/control/snapshots.h"
+#include "server/rpc/deadline_thread.h"
+#include "server/rpc/snapshot_uploads.h"
 
-/// The calls about caches, sessions and whole slots. Each function takes over one RPC and returns its reactor, which
-/// deletes itself when the RPC is over.
+/// The calls about caches, sessions, whole slots and snapshots. Each function takes over one RPC and returns its
+/// reactor, which deletes itself when the RPC is over.
 namespace gdpcache::rpc {
 
 /// What the calls work on; outlives them, and the server that they belong to.
@@ -21,8 +24,10 @@ struct ControlPlane {
   cache::Catalog& catalog;
   engine::Engine& engine;
   const cache::Clock& clock;
-  SessionExpiry& expiry;
+  DeadlineThread& expiry;
   const ServerInfo& info;
+  SnapshotPlane snapshots;
+  SnapshotUploads& uploads;
 };
 
 grpc::ServerUnaryReactor* HandleGetServerInfo(const ControlPlane& plane, grpc::CallbackServerContext* context,
@@ -53,6 +58,30 @@ grpc::ServerUnaryReactor* HandleCopySlots(const ControlPlane& plane, grpc::Callb
                                           const v1::CopySlotsRequest* request, v1::CopySlotsResponse* response);
 grpc::ServerUnaryReactor* HandleListSlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                           const v1::ListSlotsRequest* request, v1::ListSlotsResponse* response);
+grpc::ServerUnaryReactor* HandleSaveSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                              const v1::SaveSnapshotsRequest* request,
+                                              v1::SaveSnapshotsResponse* response);
+grpc::ServerUnaryReactor* HandleLookupPrefix(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                             const v1::LookupPrefixRequest* request,
+                                             v1::LookupPrefixResponse* response);
+grpc::ServerUnaryReactor* HandleRestoreSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                                 const v1::RestoreSnapshotsRequest* request,
+                                                 v1::RestoreSnapshotsResponse* response);
+grpc::ServerUnaryReactor* HandlePinSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                             const v1::PinSnapshotsRequest* request,
+                                             v1::PinSnapshotsResponse* response);
+grpc::ServerUnaryReactor* HandleUnpinSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                               const v1::UnpinSnapshotsRequest* request,
+                                               v1::UnpinSnapshotsResponse* response);
+grpc::ServerUnaryReactor* HandleDeleteSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                                const v1::DeleteSnapshotsRequest* request,
+                                                v1::DeleteSnapshotsResponse* response);
+grpc::ServerUnaryReactor* HandleListSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                              const v1::ListSnapshotsRequest* request,
+                                              v1::ListSnapshotsResponse* response);
+grpc::ServerUnaryReactor* HandleQueryWriteStatus(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                                 const v1::QueryWriteStatusRequest* request,
+                                                 v1::QueryWriteStatusResponse* response);
 
 }  // namespace gdpcache::rpc
 

@@ -6,7 +6,10 @@
 #include "gdpcache/v1/prefill.pb.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
+#include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
+#include "server/rpc/detached_calls.h"
+#include "server/rpc/snapshot_uploads.h"
 
 /// The calls that carry tensors. Each function takes over one RPC and returns its reactor, which deletes itself when
 /// the RPC is over. The streams come raw: their frames are read from the transport's slices and written from the
@@ -18,6 +21,9 @@ struct DataPlane {
   cache::Catalog& catalog;
   const cache::Clock& clock;
   const engine::Engine& engine;
+  cache::SnapshotStore& snapshots;
+  SnapshotUploads& uploads;
+  DetachedCalls& detached;
 };
 
 grpc::ServerUnaryReactor* HandlePrefill(const DataPlane& plane, grpc::CallbackServerContext* context,
@@ -35,6 +41,21 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HandleReadSlots(const DataPlane& pla
 grpc::ServerReadReactor<grpc::ByteBuffer>* HandleWriteSlots(const DataPlane& plane,
                                                             grpc::CallbackServerContext* context,
                                                             grpc::ByteBuffer* response);
+
+/// `request` holds a ReadSnapshotRequest; it may go when this returns.
+grpc::ServerWriteReactor<grpc::ByteBuffer>* HandleReadSnapshot(const DataPlane& plane,
+                                                               grpc::CallbackServerContext* context,
+                                                               const grpc::ByteBuffer* request);
+
+/// `response` receives a WriteSnapshotResponse.
+grpc::ServerReadReactor<grpc::ByteBuffer>* HandleWriteSnapshot(const DataPlane& plane,
+                                                               grpc::CallbackServerContext* context,
+                                                               grpc::ByteBuffer* response);
+
+/// `request` holds a WatchSnapshotsRequest; it may go when this returns.
+grpc::ServerWriteReactor<grpc::ByteBuffer>* HandleWatchSnapshots(const DataPlane& plane,
+                                                                 grpc::CallbackServerContext* context,
+                                                                 const grpc::ByteBuffer* request);
 
 }  // namespace gdpcache::rpc
 

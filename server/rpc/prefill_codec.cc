@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/cache/errors.h"
+#include "server/rpc/snapshot_codec.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -176,6 +177,10 @@ absl::StatusOr<engine::PrefillRequest> DecodePrefill(const v1::PrefillRequest& r
   if (streamed && request.has_outputs()) status.Update(NotForStreams("outputs"));
   if (streamed && !request.ready_event().empty()) status.Update(NotForStreams("ready_event"));
   if (streamed && !request.done_event().empty()) status.Update(NotForStreams("done_event"));
+  decoded.snapshots.reserve(static_cast<std::size_t>(request.snapshots_size()));
+  for (const v1::SnapshotDirective& directive : request.snapshots()) {
+    decoded.snapshots.push_back({directive.sequence(), directive.boundary(), directive.key(), directive.auxiliary()});
+  }
   if (request.request_id().size() > kMaxRequestId) {
     status.Update(InvalidField(
         "request_id", absl::StrCat("has ", request.request_id().size(), " bytes; it may have ", kMaxRequestId)));
@@ -201,6 +206,7 @@ void DescribeResults(const v1::PrefillRequest& request, const engine::PrefillPla
 
 void EncodeResult(const engine::PrefillResult& result, v1::PrefillResponse& response) {
   response.mutable_positions()->Add(result.positions.begin(), result.positions.end());
+  for (const cache::SnapshotOutcome& outcome : result.snapshots) *response.add_snapshots() = EncodeOutcome(outcome);
   v1::PrefillTiming& timing = *response.mutable_timing();
   timing.set_queue_us(result.timing.queue_us);
   timing.set_stage_in_us(result.timing.stage_in_us);

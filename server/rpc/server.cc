@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -95,43 +96,52 @@ class PrivateFiles {
   const mode_t previous_;
 };
 
-// Something that happens once, on another thread.
+// Something that has happened when all of its `parts` have, on other threads.
 class Event {
  public:
+  explicit Event(int parts) : left_(parts) {}
   void Happen() {
     const std::lock_guard lock(mutex_);
-    happened_ = true;
+    --left_;
     changed_.notify_all();
   }
   bool WaitFor(absl::Duration timeout) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] { return happened_; });
+    return changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] { return left_ == 0; });
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool happened_ = false;
+  int left_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, kernels::DeviceInfo device,
                                                       cache::Catalog& catalog, engine::Engine& engine,
-                                                      const cache::Clock& clock) {
+                                                      cache::SnapshotStore& snapshots, const cache::Clock& clock) {
   // The constructor is private to make_unique.
-  std::unique_ptr<Server> server(new Server(options, std::move(device), catalog, engine, clock));
+  std::unique_ptr<Server> server(new Server(options, std::move(device), catalog, engine, snapshots, clock));
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
   return server;
 }
 
 Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::Catalog& catalog,
-               engine::Engine& engine, const cache::Clock& clock)
+               engine::Engine& engine, cache::SnapshotStore& snapshots, const cache::Clock& clock)
     : catalog_(catalog),
-      info_(catalog, engine, clock, options.version, std::move(device), Limits(options, engine)),
-      expiry_(catalog, clock),
+      info_(catalog, engine, snapshots, clock, options.version, std::move(device), Limits(options, engine)),
+      expiry_(clock, [&catalog] { return catalog.ExpireSessions(); }),
       memory_(catalog, clock, engine.memory_sharing(), options.shared_memory_bytes),
-      service_({catalog, engine, clock, expiry_, info_}, {catalog, clock, engine}, memory_) {}
+      detached_(clock, options.transfer_timeout, [this](absl::Time time) { transfer_expiry_.Expect(time); }),
+      uploads_(
+          clock, options.transfer_timeout, engine.staging().budget() / SnapshotUploads::kStagingShare,
+          [&engine](std::int64_t bytes) { return engine.Stage(bytes); },
+          [this](absl::Time time) { transfer_expiry_.Expect(time); }),
+      transfer_expiry_(clock, [this] { return std::min(detached_.ExpireStalled(), uploads_.ExpireIdle()); }),
+      service_(
+          {catalog, engine, clock, expiry_, info_, {catalog, snapshots, engine, clock, options.max_pin_ttl}, uploads_},
+          {catalog, clock, engine, snapshots, uploads_, detached_}, memory_) {}
 
 Server::~Server() = default;
 
@@ -184,14 +194,15 @@ absl::Status Server::Listen(const ServerOptions& options) {
 
 absl::Status Server::Shutdown(absl::Duration drain_timeout) {
   server_->GetHealthCheckService()->SetServingStatus(false);
-  const auto drained = std::make_shared<Event>();
+  const auto drained = std::make_shared<Event>(2);
   catalog_.Drain([drained] { drained->Happen(); });
+  detached_.Drain([drained] { drained->Happen(); });
   if (!drained->WaitFor(drain_timeout)) {
-    const auto closed = std::make_shared<Event>();
-    catalog_.CloseAllSessions([closed] { closed->Happen(); });
-    if (!closed->WaitFor(kCancelTimeout)) {
+    catalog_.CloseAllSessions([] {});
+    detached_.CancelAll();
+    if (!drained->WaitFor(kCancelTimeout)) {
       return absl::DeadlineExceededError(
-          absl::StrCat(catalog_.session_count(), " sessions have calls that do not end although cancelled"));
+          absl::StrCat("calls of ", catalog_.session_count(), " sessions do not end although cancelled"));
     }
   }
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kFarewell));

@@ -14,11 +14,14 @@
 #include "kernels/backend.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
+#include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
 #include "server/rpc/control/server_info.h"
+#include "server/rpc/deadline_thread.h"
+#include "server/rpc/detached_calls.h"
 #include "server/rpc/memory/memory_plane.h"
 #include "server/rpc/service.h"
-#include "server/rpc/session_expiry.h"
+#include "server/rpc/snapshot_uploads.h"
 #include "server/rpc/unix_socket.h"
 
 namespace gdpcache::rpc {
@@ -30,16 +33,18 @@ struct ServerOptions {
   std::int64_t max_message_bytes = 0;
   std::int64_t shared_memory_bytes = 0;  // of system memory that clients may share; 0: no shared memory of any kind
   cache::CatalogLimits limits;           // what the catalog was made with, for GetServerInfo
+  absl::Duration max_pin_ttl;
+  absl::Duration transfer_timeout;  // of a snapshot's transfer in which nothing moves, and of an upload that broke
 };
 
 /// The gRPC server: its listeners, the StateCache service, health, reflection, and the expiry of sessions.
 class Server {
  public:
-  /// Serves when it returns. The catalog, the engine and the clock must outlive the server. Errors say which address
-  /// could not be served and why.
+  /// Serves when it returns. The catalog, the engine, the snapshots and the clock must outlive the server. Errors say
+  /// which address could not be served and why.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, kernels::DeviceInfo device,
                                                        cache::Catalog& catalog, engine::Engine& engine,
-                                                       const cache::Clock& clock);
+                                                       cache::SnapshotStore& snapshots, const cache::Clock& clock);
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
   ~Server();
@@ -54,14 +59,17 @@ class Server {
 
  private:
   Server(const ServerOptions& options, kernels::DeviceInfo device, cache::Catalog& catalog, engine::Engine& engine,
-         const cache::Clock& clock);
+         cache::SnapshotStore& snapshots, const cache::Clock& clock);
   absl::Status Listen(const ServerOptions& options);
 
   cache::Catalog& catalog_;
   ServerInfo info_;
-  SessionExpiry expiry_;
+  DeadlineThread expiry_;
   UnixSocketLock socket_lock_;
   MemoryPlane memory_;  // its socket goes before the lock
+  DetachedCalls detached_;
+  SnapshotUploads uploads_;
+  DeadlineThread transfer_expiry_;  // of both
   Service service_;
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;

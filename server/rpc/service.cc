@@ -124,4 +124,67 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Service::PrefillStr
   return HandlePrefillStream(data_plane_, context);
 }
 
+grpc::ServerUnaryReactor* Service::SaveSnapshots(grpc::CallbackServerContext* context,
+                                                 const v1::SaveSnapshotsRequest* request,
+                                                 v1::SaveSnapshotsResponse* response) {
+  return HandleSaveSnapshots(control_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::LookupPrefix(grpc::CallbackServerContext* context,
+                                                const v1::LookupPrefixRequest* request,
+                                                v1::LookupPrefixResponse* response) {
+  return HandleLookupPrefix(control_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::RestoreSnapshots(grpc::CallbackServerContext* context,
+                                                    const v1::RestoreSnapshotsRequest* request,
+                                                    v1::RestoreSnapshotsResponse* response) {
+  return HandleRestoreSnapshots(control_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::PinSnapshots(grpc::CallbackServerContext* context,
+                                                const v1::PinSnapshotsRequest* request,
+                                                v1::PinSnapshotsResponse* response) {
+  return HandlePinSnapshots(control_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::UnpinSnapshots(grpc::CallbackServerContext* context,
+                                                  const v1::UnpinSnapshotsRequest* request,
+                                                  v1::UnpinSnapshotsResponse* response) {
+  return HandleUnpinSnapshots(control_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::DeleteSnapshots(grpc::CallbackServerContext* context,
+                                                   const v1::DeleteSnapshotsRequest* request,
+                                                   v1::DeleteSnapshotsResponse* response) {
+  return HandleDeleteSnapshots(control_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::ListSnapshots(grpc::CallbackServerContext* context,
+                                                 const v1::ListSnapshotsRequest* request,
+                                                 v1::ListSnapshotsResponse* response) {
+  return HandleListSnapshots(control_plane_, context, request, response);
+}
+
+grpc::ServerUnaryReactor* Service::QueryWriteStatus(grpc::CallbackServerContext* context,
+                                                    const v1::QueryWriteStatusRequest* request,
+                                                    v1::QueryWriteStatusResponse* response) {
+  return HandleQueryWriteStatus(control_plane_, context, request, response);
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* Service::WatchSnapshots(grpc::CallbackServerContext* context,
+                                                                    const grpc::ByteBuffer* request) {
+  return HandleWatchSnapshots(data_plane_, context, request);
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* Service::ReadSnapshot(grpc::CallbackServerContext* context,
+                                                                  const grpc::ByteBuffer* request) {
+  return HandleReadSnapshot(data_plane_, context, request);
+}
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* Service::WriteSnapshot(grpc::CallbackServerContext* context,
+                                                                  grpc::ByteBuffer* response) {
+  return HandleWriteSnapshot(data_plane_, context, response);
+}
+
 }  // namespace gdpcache::rpc

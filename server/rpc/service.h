@@ -36,7 +36,16 @@ template <typename Base>
 using WithTensors = v1::StateCache::WithCallbackMethod_Prefill<v1::StateCache::WithRawCallbackMethod_PrefillStream<
     v1::StateCache::WithRawCallbackMethod_ReadSlots<v1::StateCache::WithRawCallbackMethod_WriteSlots<Base>>>>;
 
-using ServiceBase = WithCaches<WithSessions<WithSlots<WithSharedMemory<WithTensors<v1::StateCache::Service>>>>>;
+template <typename Base>
+using WithSnapshots = v1::StateCache::WithCallbackMethod_SaveSnapshots<v1::StateCache::WithCallbackMethod_LookupPrefix<
+    v1::StateCache::WithCallbackMethod_RestoreSnapshots<v1::StateCache::WithCallbackMethod_PinSnapshots<
+        v1::StateCache::WithCallbackMethod_UnpinSnapshots<v1::StateCache::WithCallbackMethod_DeleteSnapshots<
+            v1::StateCache::WithCallbackMethod_ListSnapshots<v1::StateCache::WithCallbackMethod_QueryWriteStatus<
+                v1::StateCache::WithRawCallbackMethod_WatchSnapshots<v1::StateCache::WithRawCallbackMethod_ReadSnapshot<
+                    v1::StateCache::WithRawCallbackMethod_WriteSnapshot<Base>>>>>>>>>>>;
+
+using ServiceBase =
+    WithCaches<WithSessions<WithSlots<WithSharedMemory<WithTensors<WithSnapshots<v1::StateCache::Service>>>>>>;
 
 }  // namespace internal
 
@@ -99,6 +108,33 @@ class Service final : public internal::ServiceBase {
                                     v1::PrefillResponse* response) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PrefillStream(
       grpc::CallbackServerContext* context) override;
+
+  grpc::ServerUnaryReactor* SaveSnapshots(grpc::CallbackServerContext* context, const v1::SaveSnapshotsRequest* request,
+                                          v1::SaveSnapshotsResponse* response) override;
+  grpc::ServerUnaryReactor* LookupPrefix(grpc::CallbackServerContext* context, const v1::LookupPrefixRequest* request,
+                                         v1::LookupPrefixResponse* response) override;
+  grpc::ServerUnaryReactor* RestoreSnapshots(grpc::CallbackServerContext* context,
+                                             const v1::RestoreSnapshotsRequest* request,
+                                             v1::RestoreSnapshotsResponse* response) override;
+  grpc::ServerUnaryReactor* PinSnapshots(grpc::CallbackServerContext* context, const v1::PinSnapshotsRequest* request,
+                                         v1::PinSnapshotsResponse* response) override;
+  grpc::ServerUnaryReactor* UnpinSnapshots(grpc::CallbackServerContext* context,
+                                           const v1::UnpinSnapshotsRequest* request,
+                                           v1::UnpinSnapshotsResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteSnapshots(grpc::CallbackServerContext* context,
+                                            const v1::DeleteSnapshotsRequest* request,
+                                            v1::DeleteSnapshotsResponse* response) override;
+  grpc::ServerUnaryReactor* ListSnapshots(grpc::CallbackServerContext* context, const v1::ListSnapshotsRequest* request,
+                                          v1::ListSnapshotsResponse* response) override;
+  grpc::ServerUnaryReactor* QueryWriteStatus(grpc::CallbackServerContext* context,
+                                             const v1::QueryWriteStatusRequest* request,
+                                             v1::QueryWriteStatusResponse* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* WatchSnapshots(grpc::CallbackServerContext* context,
+                                                             const grpc::ByteBuffer* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* ReadSnapshot(grpc::CallbackServerContext* context,
+                                                           const grpc::ByteBuffer* request) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* WriteSnapshot(grpc::CallbackServerContext* context,
+                                                           grpc::ByteBuffer* response) override;
 
  private:
   const ControlPlane control_plane_;

@@ -3,13 +3,16 @@
 #include <utility>
 
 #include "server/rpc/control/caches.h"
+#include "server/rpc/snapshot_codec.h"
 
 namespace gdpcache::rpc {
 
-ServerInfo::ServerInfo(const cache::Catalog& catalog, const engine::Engine& engine, const cache::Clock& clock,
-                       std::string version, kernels::DeviceInfo device, v1::ServerLimits limits)
+ServerInfo::ServerInfo(const cache::Catalog& catalog, const engine::Engine& engine,
+                       const cache::SnapshotStore& snapshots, const cache::Clock& clock, std::string version,
+                       kernels::DeviceInfo device, v1::ServerLimits limits)
     : catalog_(catalog),
       engine_(engine),
+      snapshots_(snapshots),
       clock_(clock),
       version_(std::move(version)),
       device_(std::move(device)),
@@ -47,6 +50,13 @@ void ServerInfo::Fill(v1::GetServerInfoResponse& response) const {
   }
   for (const cache::Catalog::CacheSummary& summary : catalog_.ListCaches()) {
     *response.add_caches() = EncodeCache(*summary.cache, summary.sessions);
+  }
+  for (const cache::SnapshotStore::TierUsage& usage : snapshots_.tiers()) {
+    v1::SnapshotTierInfo& tier = *response.add_snapshot_tiers();
+    tier.set_tier(EncodeTier(usage.kind));
+    tier.set_capacity_bytes(usage.capacity);
+    tier.set_used_bytes(usage.used);
+    tier.set_snapshots(usage.snapshots);
   }
   response.set_uptime_ms(absl::ToInt64Milliseconds(clock_.Now() - started_));
 }

@@ -10,6 +10,7 @@
 #include "kernels/backend.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
+#include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
 
 namespace gdpcache::rpc {
@@ -17,8 +18,8 @@ namespace gdpcache::rpc {
 /// Answers GetServerInfo. Thread-safe.
 class ServerInfo {
  public:
-  ServerInfo(const cache::Catalog& catalog, const engine::Engine& engine, const cache::Clock& clock,
-             std::string version, kernels::DeviceInfo device, v1::ServerLimits limits);
+  ServerInfo(const cache::Catalog& catalog, const engine::Engine& engine, const cache::SnapshotStore& snapshots,
+             const cache::Clock& clock, std::string version, kernels::DeviceInfo device, v1::ServerLimits limits);
 
   /// "host:port" and "unix:path"; known once the server listens.
   void SetAddresses(std::vector<std::string> addresses);
@@ -32,6 +33,7 @@ class ServerInfo {
  private:
   const cache::Catalog& catalog_;
   const engine::Engine& engine_;
+  const cache::SnapshotStore& snapshots_;
   const cache::Clock& clock_;
   const std::string version_;
   const kernels::DeviceInfo device_;

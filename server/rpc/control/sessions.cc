@@ -8,10 +8,10 @@
 
 namespace gdpcache::rpc {
 
-absl::Status OpenSession(cache::Catalog& catalog, SessionExpiry& expiry, const v1::OpenSessionRequest& request,
-                         v1::OpenSessionResponse& response) {
-  const absl::StatusOr<std::shared_ptr<cache::Session>> session =
-      catalog.OpenSession(request.cache(), absl::Milliseconds(request.ttl_ms()), request.client_name());
+absl::Status OpenSession(cache::Catalog& catalog, DeadlineThread& expiry, std::string tenant,
+                         const v1::OpenSessionRequest& request, v1::OpenSessionResponse& response) {
+  const absl::StatusOr<std::shared_ptr<cache::Session>> session = catalog.OpenSession(
+      request.cache(), absl::Milliseconds(request.ttl_ms()), request.client_name(), std::move(tenant));
   if (!session.ok()) return session.status();
   expiry.Expect((*session)->expires_at());
   response.set_session((*session)->id());

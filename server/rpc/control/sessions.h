@@ -1,17 +1,19 @@
 #ifndef GDPCACHE_SERVER_RPC_CONTROL_SESSIONS_H_
 #define GDPCACHE_SERVER_RPC_CONTROL_SESSIONS_H_
 
+#include <string>
+
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "gdpcache/v1/session.pb.h"
 #include "server/cache/catalog.h"
-#include "server/rpc/session_expiry.h"
+#include "server/rpc/deadline_thread.h"
 
 /// The calls about sessions; session.proto documents them.
 namespace gdpcache::rpc {
 
-absl::Status OpenSession(cache::Catalog& catalog, SessionExpiry& expiry, const v1::OpenSessionRequest& request,
-                         v1::OpenSessionResponse& response);
+absl::Status OpenSession(cache::Catalog& catalog, DeadlineThread& expiry, std::string tenant,
+                         const v1::OpenSessionRequest& request, v1::OpenSessionResponse& response);
 
 absl::Status KeepAlive(cache::Catalog& catalog, const v1::KeepAliveRequest& request, v1::KeepAliveResponse& response);
 

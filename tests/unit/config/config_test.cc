@@ -66,14 +66,53 @@ TEST_F(ConfigTest, DefaultsServeLoopbackAndAUnixSocket) {
   EXPECT_EQ(config.max_message_bytes, 16 << 20);
   EXPECT_EQ(config.default_session_ttl, absl::Seconds(60));
   EXPECT_EQ(config.log.level, observe::LogLevel::kInfo);
+  EXPECT_EQ(config.snapshots.device_bytes, std::nullopt);
+  EXPECT_EQ(config.snapshots.host_bytes, std::nullopt);
+  EXPECT_EQ(config.snapshots.directory, "") << "nothing touches the disk";
+  EXPECT_EQ(config.snapshots.write_policy, cache::WritePolicy::kWriteThrough);
+}
+
+TEST_F(ConfigTest, SnapshotsOnDiskPassThroughMemory) {
+  EXPECT_THAT(ParseErrors({"--snapshot-directory=/d", "--snapshot-device-memory=0", "--snapshot-host-memory=0"}),
+              HasSubstr("--snapshot-device-memory and --snapshot-host-memory are both 0"));
+  EXPECT_EQ(ParseOk({"--snapshot-directory=/d", "--snapshot-device-memory=0", "--snapshot-host-memory=1MiB"})
+                .snapshots.device_bytes,
+            0);
+  EXPECT_EQ(ParseOk({"--snapshot-device-memory=0"}).snapshots.device_bytes, 0);
 }
 
 TEST_F(ConfigTest, EveryFlagArrives) {
-  const Config config =
-      ParseOk({"--listen=localhost:1,127.0.0.1:2", "--listen", "[::1]:3", "--unix=/run/x.sock", "--backend=cpu",
-               "--device=3", "--threads=7", "--state-memory=8GiB", "--staging-memory", "64MiB",
-               "--max-message-size=2MiB", "--max-caches=5", "--max-sessions=6", "--default-session-ttl=500ms",
-               "--max-session-ttl=1h", "--drain-timeout=0s", "--log-level=error", "--log-format=json"});
+  const Config config = ParseOk({"--listen=localhost:1,127.0.0.1:2",
+                                 "--listen",
+                                 "[::1]:3",
+                                 "--unix=/run/x.sock",
+                                 "--backend=cpu",
+                                 "--device=3",
+                                 "--threads=7",
+                                 "--state-memory=8GiB",
+                                 "--staging-memory",
+                                 "64MiB",
+                                 "--max-message-size=2MiB",
+                                 "--max-caches=5",
+                                 "--max-sessions=6",
+                                 "--default-session-ttl=500ms",
+                                 "--max-session-ttl=1h",
+                                 "--snapshot-device-memory=3GiB",
+                                 "--snapshot-host-memory=auto",
+                                 "--snapshot-directory=/var/snapshots",
+                                 "--snapshot-disk-size=1TiB",
+                                 "--snapshot-device-watermarks=70:60",
+                                 "--snapshot-host-watermarks=100:100",
+                                 "--snapshot-disk-watermarks=50:0",
+                                 "--snapshot-write=back",
+                                 "--snapshot-tenant-quota=5GiB",
+                                 "--snapshot-pin-budget=1GiB",
+                                 "--max-pin-ttl=5m",
+                                 "--snapshot-pending-timeout=7s",
+                                 "--snapshot-flush-timeout=9s",
+                                 "--drain-timeout=0s",
+                                 "--log-level=error",
+                                 "--log-format=json"});
   EXPECT_THAT(config.listen, ElementsAre("localhost:1", "127.0.0.1:2", "[::1]:3"));
   EXPECT_EQ(config.unix_path, "/run/x.sock");
   EXPECT_EQ(config.backend.choice, kernels::BackendChoice::kCpu);
@@ -86,6 +125,20 @@ TEST_F(ConfigTest, EveryFlagArrives) {
   EXPECT_EQ(config.max_sessions, 6);
   EXPECT_EQ(config.default_session_ttl, absl::Milliseconds(500));
   EXPECT_EQ(config.max_session_ttl, absl::Hours(1));
+  EXPECT_EQ(config.snapshots.device_bytes, std::int64_t{3} << 30);
+  EXPECT_EQ(config.snapshots.host_bytes, std::nullopt);
+  EXPECT_EQ(config.snapshots.directory, "/var/snapshots");
+  EXPECT_EQ(config.snapshots.disk_bytes, std::int64_t{1} << 40);
+  EXPECT_EQ(config.snapshots.device_watermarks.high, 70);
+  EXPECT_EQ(config.snapshots.device_watermarks.low, 60);
+  EXPECT_EQ(config.snapshots.host_watermarks.low, 100);
+  EXPECT_EQ(config.snapshots.disk_watermarks.high, 50);
+  EXPECT_EQ(config.snapshots.write_policy, cache::WritePolicy::kWriteBack);
+  EXPECT_EQ(config.snapshots.tenant_bytes, std::int64_t{5} << 30);
+  EXPECT_EQ(config.snapshots.pin_bytes, std::int64_t{1} << 30);
+  EXPECT_EQ(config.snapshots.max_pin_ttl, absl::Minutes(5));
+  EXPECT_EQ(config.snapshots.pending_timeout, absl::Seconds(7));
+  EXPECT_EQ(config.snapshots.flush_timeout, absl::Seconds(9));
   EXPECT_EQ(config.drain_timeout, absl::ZeroDuration());
   EXPECT_EQ(config.log.level, observe::LogLevel::kError);
   EXPECT_EQ(config.log.format, observe::LogFormat::kJson);
@@ -131,11 +184,31 @@ TEST_F(ConfigTest, EveryMistakeIsReportedAtOnceWithNameAndValue) {
 }
 
 TEST_F(ConfigTest, ValuesOutOfRangeAreRefused) {
-  for (const std::string& argument :
-       {std::string("--threads=-1"), std::string("--threads=4097"), std::string("--device=-1"),
-        std::string("--device=4294967296"), std::string("--staging-memory=0"), std::string("--max-message-size=2GiB"),
-        std::string("--max-sessions=-1"), std::string("--max-session-ttl=inf"), std::string("--drain-timeout=inf"),
-        std::string("--default-session-ttl=0s"), "--unix=/" + std::string(104, 'x')}) {
+  for (const std::string& argument : {std::string("--threads=-1"),
+                                      std::string("--threads=4097"),
+                                      std::string("--device=-1"),
+                                      std::string("--device=4294967296"),
+                                      std::string("--staging-memory=0"),
+                                      std::string("--max-message-size=2GiB"),
+                                      std::string("--max-sessions=-1"),
+                                      std::string("--max-session-ttl=inf"),
+                                      std::string("--drain-timeout=inf"),
+                                      std::string("--default-session-ttl=0s"),
+                                      std::string("--snapshot-device-memory=-1"),
+                                      std::string("--snapshot-host-memory=9999999TiB"),
+                                      std::string("--snapshot-disk-size=1KiB"),
+                                      std::string("--snapshot-device-watermarks=80"),
+                                      std::string("--snapshot-device-watermarks=80:90"),
+                                      std::string("--snapshot-host-watermarks=101:90"),
+                                      std::string("--snapshot-disk-watermarks=90:-1"),
+                                      std::string("--snapshot-disk-watermarks=0:0"),
+                                      std::string("--snapshot-write=sideways"),
+                                      std::string("--snapshot-tenant-quota=many"),
+                                      std::string("--snapshot-pin-budget=-5"),
+                                      std::string("--max-pin-ttl=0s"),
+                                      std::string("--snapshot-pending-timeout=1ms"),
+                                      std::string("--snapshot-flush-timeout=-1s"),
+                                      "--unix=/" + std::string(104, 'x')}) {
     const std::string name = argument.substr(0, argument.find('='));
     EXPECT_THAT(ParseErrors({argument}), HasSubstr("gdpcached: " + name)) << argument;
   }
@@ -186,6 +259,19 @@ TEST_F(ConfigTest, AFileSetsAnyFlagAndTheCommandLineOverridesIt) {
     max_sessions: 10
     default_session_ttl: "5s"
     max_session_ttl: "10s"
+    snapshot_device_memory: "1GiB"
+    snapshot_host_memory: "2GiB"
+    snapshot_directory: "/d"
+    snapshot_disk_size: "3GiB"
+    snapshot_device_watermarks: "91:81"
+    snapshot_host_watermarks: "92:82"
+    snapshot_disk_watermarks: "93:83"
+    snapshot_write: "back"
+    snapshot_tenant_quota: "4GiB"
+    snapshot_pin_budget: "auto"
+    max_pin_ttl: "2h"
+    snapshot_pending_timeout: "3s"
+    snapshot_flush_timeout: "4s"
     drain_timeout: "1s"
     log_level: "debug"
     log_format: "json"
@@ -205,6 +291,19 @@ TEST_F(ConfigTest, AFileSetsAnyFlagAndTheCommandLineOverridesIt) {
   EXPECT_EQ(config.max_sessions, 10);
   EXPECT_EQ(config.default_session_ttl, absl::Seconds(5));
   EXPECT_EQ(config.max_session_ttl, absl::Seconds(10));
+  EXPECT_EQ(config.snapshots.device_bytes, std::int64_t{1} << 30);
+  EXPECT_EQ(config.snapshots.host_bytes, std::int64_t{2} << 30);
+  EXPECT_EQ(config.snapshots.directory, "/d");
+  EXPECT_EQ(config.snapshots.disk_bytes, std::int64_t{3} << 30);
+  EXPECT_EQ(config.snapshots.device_watermarks.high, 91);
+  EXPECT_EQ(config.snapshots.host_watermarks.high, 92);
+  EXPECT_EQ(config.snapshots.disk_watermarks.low, 83);
+  EXPECT_EQ(config.snapshots.write_policy, cache::WritePolicy::kWriteBack);
+  EXPECT_EQ(config.snapshots.tenant_bytes, std::int64_t{4} << 30);
+  EXPECT_EQ(config.snapshots.pin_bytes, std::nullopt);
+  EXPECT_EQ(config.snapshots.max_pin_ttl, absl::Hours(2));
+  EXPECT_EQ(config.snapshots.pending_timeout, absl::Seconds(3));
+  EXPECT_EQ(config.snapshots.flush_timeout, absl::Seconds(4));
   EXPECT_EQ(config.drain_timeout, absl::Seconds(1));
   EXPECT_EQ(config.log.level, observe::LogLevel::kDebug);
   EXPECT_EQ(config.log.format, observe::LogFormat::kJson);

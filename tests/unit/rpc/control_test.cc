@@ -7,6 +7,8 @@
 #include "gtest/gtest.h"
 #include "server/cache/catalog.h"
 #include "server/cache/errors.h"
+#include "server/cache/snapshots/memory_tier.h"
+#include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
 #include "server/rpc/control/caches.h"
 #include "server/rpc/control/server_info.h"
@@ -43,20 +45,28 @@ class ControlTest : public ::testing::Test {
     return limits;
   }
 
+  std::vector<cache::StoreTier> Tiers() {
+    std::vector<cache::StoreTier> tiers;
+    tiers.push_back({std::make_unique<cache::MemoryTier>(backend_, cache::TierKind::kHost, 1 << 20), 1 << 20, 1 << 20});
+    return tiers;
+  }
+
   std::string Open() {
     v1::OpenSessionRequest request;
     request.set_cache("a");
     request.set_client_name("unit test");
     v1::OpenSessionResponse response;
-    EXPECT_TRUE(OpenSession(catalog_, expiry_, request, response).ok());
+    EXPECT_TRUE(OpenSession(catalog_, expiry_, "default", request, response).ok());
     return response.session();
   }
 
   test::HeapBackend backend_;
   test::ManualClock clock_;
   cache::Catalog catalog_{backend_, clock_, Limits()};
+  std::unique_ptr<cache::SnapshotStore> snapshots_ =
+      cache::SnapshotStore::Create(backend_, clock_, Tiers(), {}).value();
   std::unique_ptr<engine::Engine> engine_ = engine::Engine::Create(backend_, {}).value();
-  SessionExpiry expiry_{catalog_, clock_};
+  DeadlineThread expiry_{clock_, [this] { return catalog_.ExpireSessions(); }};
 };
 
 TEST_F(ControlTest, DefaultsOfAGeometryAreFilledIn) {
@@ -165,7 +175,7 @@ TEST_F(ControlTest, SlotCallsOfUnknownSessionsAreNotPrepared) {
 }
 
 TEST_F(ControlTest, TheServerTellsItsUptimeAndAddresses) {
-  ServerInfo info(catalog_, *engine_, clock_, "1.2.3", backend_.device_info(), {});
+  ServerInfo info(catalog_, *engine_, *snapshots_, clock_, "1.2.3", backend_.device_info(), {});
   info.SetAddresses({"127.0.0.1:1", "unix:/a"});
   clock_.Advance(absl::Seconds(5));
   v1::GetServerInfoResponse response;
@@ -174,6 +184,9 @@ TEST_F(ControlTest, TheServerTellsItsUptimeAndAddresses) {
   EXPECT_EQ(response.device(), "test heap");
   EXPECT_EQ(response.uptime_ms(), 5'000);
   EXPECT_THAT(response.addresses(), ::testing::ElementsAre("127.0.0.1:1", "unix:/a"));
+  ASSERT_THAT(response.snapshot_tiers(), SizeIs(1));
+  EXPECT_EQ(response.snapshot_tiers(0).tier(), v1::SNAPSHOT_TIER_HOST);
+  EXPECT_EQ(response.snapshot_tiers(0).capacity_bytes(), 1 << 20);
 }
 
 }  // namespace

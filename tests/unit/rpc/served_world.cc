@@ -36,8 +36,10 @@ ServedWorld::ServedWorld(const engine::EngineOptions& options) : World(options) 
                                         .listen = {"127.0.0.1:0"},
                                         .unix_path = "",
                                         .max_message_bytes = std::int64_t{64} << 20,
-                                        .limits = {}};
-  auto started = Server::Start(server_options, backend.device_info(), catalog, *engine, clock);
+                                        .limits = {},
+                                        .max_pin_ttl = absl::Hours(1),
+                                        .transfer_timeout = absl::Minutes(1)};
+  auto started = Server::Start(server_options, backend.device_info(), catalog, *engine, *store, clock);
   EXPECT_TRUE(started.ok()) << started.status();
   server = *std::move(started);
   grpc::ChannelArguments arguments;

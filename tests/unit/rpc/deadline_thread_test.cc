@@ -1,4 +1,4 @@
-#include "server/rpc/session_expiry.h"
+#include "server/rpc/deadline_thread.h"
 
 #include <future>
 #include <memory>
@@ -10,9 +10,9 @@
 namespace gdpcache::rpc {
 namespace {
 
-class SessionExpiryTest : public ::testing::Test {
+class DeadlineThreadTest : public ::testing::Test {
  protected:
-  SessionExpiryTest() {
+  DeadlineThreadTest() {
     cache::CacheSpec spec;
     spec.name = "a";
     spec.geometry.layers = spec.geometry.slots = spec.geometry.heads = 1;
@@ -34,8 +34,8 @@ class SessionExpiryTest : public ::testing::Test {
   cache::Catalog catalog_{backend_, clock_, Limits()};
 };
 
-TEST_F(SessionExpiryTest, EndsASessionWhenItsLeaseRunsOutThoughAnotherWasDueLater) {
-  SessionExpiry expiry(catalog_, clock_);
+TEST_F(DeadlineThreadTest, EndsASessionWhenItsLeaseRunsOutThoughAnotherWasDueLater) {
+  DeadlineThread expiry(clock_, [this] { return catalog_.ExpireSessions(); });
   const std::shared_ptr<cache::Session> later = catalog_.OpenSession("a", absl::Hours(1), "").value();
   expiry.Expect(later->expires_at());
   const std::shared_ptr<cache::Session> soon = catalog_.OpenSession("a", absl::Milliseconds(100), "").value();
@@ -47,8 +47,8 @@ TEST_F(SessionExpiryTest, EndsASessionWhenItsLeaseRunsOutThoughAnotherWasDueLate
   EXPECT_TRUE(catalog_.FindSession(later->id()).ok());
 }
 
-TEST_F(SessionExpiryTest, ASessionThatWasRenewedLives) {
-  SessionExpiry expiry(catalog_, clock_);
+TEST_F(DeadlineThreadTest, ASessionThatWasRenewedLives) {
+  DeadlineThread expiry(clock_, [this] { return catalog_.ExpireSessions(); });
   const std::shared_ptr<cache::Session> renewed = catalog_.OpenSession("a", absl::Milliseconds(200), "").value();
   const std::shared_ptr<cache::Session> left = catalog_.OpenSession("a", absl::Milliseconds(200), "").value();
   renewed->Renew(clock_.Now() + absl::Hours(1));
@@ -59,10 +59,10 @@ TEST_F(SessionExpiryTest, ASessionThatWasRenewedLives) {
   EXPECT_TRUE(catalog_.FindSession(renewed->id()).ok());
 }
 
-TEST_F(SessionExpiryTest, StopsWithSessionsDueLater) {
+TEST_F(DeadlineThreadTest, StopsWithSessionsDueLater) {
   const std::shared_ptr<cache::Session> session = catalog_.OpenSession("a", absl::Hours(1), "").value();
   {
-    SessionExpiry expiry(catalog_, clock_);
+    DeadlineThread expiry(clock_, [this] { return catalog_.ExpireSessions(); });
     expiry.Expect(session->expires_at());
   }
   EXPECT_TRUE(catalog_.FindSession(session->id()).ok());

@@ -1,13 +1,14 @@
-#include "server/rpc/session_expiry.h"
+#include "server/rpc/deadline_thread.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace gdpcache::rpc {
 
-SessionExpiry::SessionExpiry(cache::Catalog& catalog, const cache::Clock& clock)
-    : catalog_(catalog), clock_(clock), thread_([this] { Run(); }) {}
+DeadlineThread::DeadlineThread(const cache::Clock& clock, std::function<absl::Time()> expire)
+    : clock_(clock), expire_(std::move(expire)), thread_([this] { Run(); }) {}
 
-SessionExpiry::~SessionExpiry() {
+DeadlineThread::~DeadlineThread() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -16,7 +17,7 @@ SessionExpiry::~SessionExpiry() {
   thread_.join();
 }
 
-void SessionExpiry::Expect(absl::Time time) {
+void DeadlineThread::Expect(absl::Time time) {
   {
     const std::lock_guard lock(mutex_);
     if (time >= next_) return;
@@ -25,7 +26,7 @@ void SessionExpiry::Expect(absl::Time time) {
   wake_.notify_one();
 }
 
-void SessionExpiry::Run() {
+void DeadlineThread::Run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     const absl::Time now = clock_.Now();
@@ -36,7 +37,7 @@ void SessionExpiry::Run() {
     }
     next_ = absl::InfiniteFuture();  // before looking, so that Expect can set an earlier one meanwhile
     lock.unlock();
-    const absl::Time next = catalog_.ExpireSessions();
+    const absl::Time next = expire_();
     lock.lock();
     next_ = std::min(next_, next);
   }
