@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/command/describe.h"
+#include "client/command/snapshot_text.h"
 #include "client/command/subcommand.h"
 #include "client/command/text.h"
 
@@ -11,6 +12,13 @@ namespace gdpcache::command {
 namespace {
 
 nlohmann::json ToJson(const ServerInfo& info) {
+  nlohmann::json tiers = nlohmann::json::array();
+  for (const SnapshotTierInfo& tier : info.snapshot_tiers) {
+    tiers.push_back({{"tier", TierName(tier.tier)},
+                     {"capacity_bytes", tier.capacity_bytes},
+                     {"used_bytes", tier.used_bytes},
+                     {"snapshots", tier.snapshots}});
+  }
   return {{"version", info.version},
           {"backend", info.backend},
           {"device", info.device},
@@ -28,6 +36,7 @@ nlohmann::json ToJson(const ServerInfo& info) {
           {"addresses", info.addresses},
           {"transports", info.transports},
           {"caches", command::ToJson(absl::MakeConstSpan(info.caches))},
+          {"snapshot_tiers", std::move(tiers)},
           {"uptime_ms", absl::ToInt64Milliseconds(info.uptime)}};
 }
 
@@ -44,6 +53,11 @@ void Print(const ServerInfo& info, std::ostream& out) {
              absl::StrCat(FormatBytes(info.state_memory_used_bytes), " of ", FormatBytes(limits.state_memory_bytes))});
   table.Add({"staging memory",
              absl::StrCat(FormatBytes(info.staging_used_bytes), " of ", FormatBytes(limits.staging_bytes))});
+  for (const SnapshotTierInfo& tier : info.snapshot_tiers) {
+    table.Add(
+        {absl::StrCat("snapshots, ", TierName(tier.tier)),
+         absl::StrCat(tier.snapshots, " in ", FormatBytes(tier.used_bytes), " of ", FormatBytes(tier.capacity_bytes))});
+  }
   table.Add({"caches", absl::StrCat(info.caches.size(), " of ", limits.max_caches)});
   table.Add({"sessions, at most", absl::StrCat(limits.max_sessions)});
   table.Add({"session ttl, at most", absl::FormatDuration(limits.max_session_ttl)});

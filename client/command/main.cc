@@ -32,13 +32,19 @@ int Main(int argc, char** argv) {
       "'gdpcache SUBCOMMAND --help' describes a subcommand.");
 
   std::vector<Subcommand> subcommands;
-  for (const auto add : {AddReplay, AddInfo, AddCaches, AddSlots, AddHealth}) {
+  for (const auto add : {AddReplay, AddInfo, AddCaches, AddSlots, AddSnapshots, AddHealth}) {
     for (Subcommand& subcommand : add(&app)) subcommands.push_back(std::move(subcommand));
   }
 
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A subcommand");
+    for (const Subcommand& subcommand : subcommands) {
+      const CLI::App& parser = *subcommand.parser;
+      if (!subcommand.run && parser.parsed() && parser.get_subcommands().empty()) {
+        throw CLI::RequiredError("A subcommand of '" + FullName(&parser) + "'");
+      }
+    }
   } catch (const CLI::ParseError& error) {
     // 0 for --help and --version.
     return app.exit(error) == 0 ? 0 : kUsage;

@@ -11,14 +11,13 @@ namespace {
 /// Long enough for a server that is starting to accept; one that is absent refuses at once.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
 
-/// Empty when right, as CLI11 has it.
-std::string CheckTimeout(const std::string& text) {
+}  // namespace
+
+std::string CheckSeconds(const std::string& text) {
   double seconds = 0;
   if (absl::SimpleAtod(text, &seconds) && seconds > 0) return "";
   return "'" + text + "' is not a positive number of seconds";
 }
-
-}  // namespace
 
 void AddServerOptions(CLI::App* parser, ServerOptions* options) {
   parser->add_option("--server", options->address, "Server to talk to: host:port or unix:PATH")
@@ -28,7 +27,7 @@ void AddServerOptions(CLI::App* parser, ServerOptions* options) {
       ->capture_default_str();
   parser->add_option("--timeout", options->timeout_seconds, "Give up a call to the server after this time")
       ->type_name("SECONDS")
-      ->check(CheckTimeout)
+      ->check(CheckSeconds)
       ->capture_default_str();
   parser->add_flag("--json", options->json, "Print JSON instead of text");
 }

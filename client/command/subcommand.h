@@ -15,7 +15,7 @@ namespace gdpcache::command {
 /// A subcommand on the parser and what it does. An error of `run` becomes a message on stderr and exit code 1.
 struct Subcommand {
   CLI::App* parser = nullptr;
-  std::function<absl::Status()> run;
+  std::function<absl::Status()> run;  // empty: one of its own subcommands must be named
 };
 
 /// What every subcommand takes.
@@ -24,6 +24,9 @@ struct ServerOptions {
   double timeout_seconds = 60;
   bool json = false;
 };
+
+/// Empty when `text` is a positive number of seconds, as CLI11 has it.
+std::string CheckSeconds(const std::string& text);
 
 /// Adds --server, --timeout and --json.
 void AddServerOptions(CLI::App* parser, ServerOptions* options);
@@ -37,6 +40,7 @@ std::vector<Subcommand> AddInfo(CLI::App* app);
 std::vector<Subcommand> AddCaches(CLI::App* app);
 std::vector<Subcommand> AddSlots(CLI::App* app);
 std::vector<Subcommand> AddHealth(CLI::App* app);
+std::vector<Subcommand> AddSnapshots(CLI::App* app);
 
 }  // namespace gdpcache::command
 

@@ -50,6 +50,17 @@ TEST(CommandLineTest, HelpIsCompleteAndSucceeds) {
   for (const std::string subcommand : {"list", "create", "delete"}) {
     EXPECT_EQ(RunClient("caches " + subcommand + " --help").exit_code, 0);
   }
+  EXPECT_THAT(main.output, HasSubstr("\n  snapshots"));
+  const ProgramResult snapshots = RunClient("snapshots --help");
+  EXPECT_EQ(snapshots.exit_code, 0);
+  for (const std::string subcommand : {"list", "show", "export", "import", "delete", "pin", "unpin"}) {
+    EXPECT_THAT(snapshots.output, HasSubstr("\n  " + subcommand));
+    const ProgramResult help = RunClient("snapshots " + subcommand + " --help");
+    EXPECT_EQ(help.exit_code, 0);
+    for (const std::string option : {"CACHE", "--server", "--timeout", "--json", "Exit status"}) {
+      EXPECT_THAT(help.output, HasSubstr(option)) << subcommand;
+    }
+  }
 }
 
 TEST(CommandLineTest, TellsItsVersion) {
@@ -73,6 +84,18 @@ TEST(CommandLineTest, WrongUsageIsTwoAndSaysWhy) {
       {"caches create m --slots 1 --heads 1 --key-dim 1 --value-dim 1 --state-dtype int8", "'int8' is none of"},
       {"caches create m --slots many --heads 1 --key-dim 1 --value-dim 1", "--slots"},
       {"caches delete", "NAME is required"},
+      {"snapshots", "A subcommand of 'gdpcache snapshots' is required"},
+      {"snapshots nonsense", "nonsense"},
+      {"snapshots list", "CACHE is required"},
+      {"snapshots show m", "KEY is required"},
+      {"snapshots show m 00112233", "'00112233' is no key: 32 to 128 hexadecimal digits"},
+      {"snapshots show m 0011223344556677889900112233445g", "is no key"},
+      {"snapshots delete m", "KEY is required"},
+      {"snapshots export m 00112233445566778899001122334455", "FILE is required"},
+      {"snapshots import m", "FILE is required"},
+      {"snapshots import m f --key 12", "'12' is no key"},
+      {"snapshots pin m 00112233445566778899001122334455 --ttl 0", "'0' is not a positive number of seconds"},
+      {"snapshots unpin m", "PIN is required"},
   };
   for (const auto& [arguments, message] : cases) {
     const ProgramResult outcome = RunClient(arguments);
@@ -88,6 +111,7 @@ TEST(CommandLineTest, AnAbsentServerIsOneAndIsNamed) {
   const std::string replay = std::string("replay --input ") + GDPCACHE_GOLDEN_DIRECTORY + "/chunk16.safetensors";
   for (const std::string& subcommand :
        std::vector<std::string>{"info", "caches", "caches list", "slots", "slots model", "health", "caches delete m",
+                                "snapshots list m", "snapshots delete m 00112233445566778899001122334455",
                                 "caches create m --slots 1 --heads 1 --key-dim 1 --value-dim 1", replay}) {
     const ProgramResult outcome = RunClient(subcommand + nobody.option());
     EXPECT_EQ(outcome.exit_code, 1) << subcommand;
