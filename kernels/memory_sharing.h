@@ -41,6 +41,8 @@ class MemorySharing {
   virtual absl::StatusOr<void*> OpenEvent(absl::string_view handle) = 0;
   virtual void CloseEvent(void* event) noexcept = 0;
 
+  /// Whether all work that the event was last recorded behind is complete.
+  virtual bool HasHappened(void* event) = 0;
   /// Later work of the stream begins behind what the event was last recorded behind.
   virtual absl::Status WaitForEvent(void* event, Stream& stream) = 0;
   /// The event happens when all earlier work of the stream is complete.

@@ -99,6 +99,10 @@ void CudaMemorySharing::CloseEvent(void* event) noexcept {
   cudaEventDestroy(static_cast<cudaEvent_t>(event));
 }
 
+bool CudaMemorySharing::HasHappened(void* event) {
+  return cudaSetDevice(device_) == cudaSuccess && cudaEventQuery(static_cast<cudaEvent_t>(event)) == cudaSuccess;
+}
+
 absl::Status CudaMemorySharing::WaitForEvent(void* event, Stream& stream) {
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
   GDPCACHE_RETURN_IF_CUDA_ERROR(

@@ -21,6 +21,7 @@ class CudaMemorySharing final : public MemorySharing {
   void CloseMemory(void* data) noexcept override;
   absl::StatusOr<void*> OpenEvent(absl::string_view handle) override;
   void CloseEvent(void* event) noexcept override;
+  bool HasHappened(void* event) override;
   absl::Status WaitForEvent(void* event, Stream& stream) override;
   absl::Status RecordEvent(void* event, Stream& stream) override;
 

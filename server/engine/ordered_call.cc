@@ -87,12 +87,16 @@ void OrderedCall::AdvanceLocked(Lock lock, bool may_run_here) {
   if (!ready_ || !HasStep()) return;
   busy_ = true;
   lock.unlock();
-  auto step = [self = shared_from_this()](kernels::Stream& stream) { self->DoStep(stream); };
-  may_run_here ? environment_.executor.RunHere(std::move(step)) : environment_.executor.Submit(std::move(step));
+  const Executor::Owner owner = context_.session->key();
+  auto step = [self = shared_from_this()](kernels::Stream& stream) { self->StepDone(self->RunStep(stream)); };
+  if (may_run_here) return environment_.executor.RunHere(owner, std::move(step));
+  if (MergeableTask* const mergeable = AsMergeable(); mergeable != nullptr) {
+    return environment_.executor.Submit(owner, std::shared_ptr<MergeableTask>(shared_from_this(), mergeable));
+  }
+  environment_.executor.Submit(owner, std::move(step));
 }
 
-void OrderedCall::DoStep(kernels::Stream& stream) {
-  const absl::StatusOr<bool> complete = RunStep(stream);
+void OrderedCall::StepDone(const absl::StatusOr<bool>& complete) {
   if (absl::IsUnavailable(complete.status())) environment_.on_device_lost(complete.status());
   Lock lock(mutex_);
   busy_ = false;

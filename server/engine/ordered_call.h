@@ -65,6 +65,11 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   /// ahead.
   virtual bool IsSmall() const { return false; }
 
+  /// This call where its next step can be done together with those of others, else nullptr. Whoever does it tells the
+  /// outcome by StepDone.
+  virtual MergeableTask* AsMergeable() { return nullptr; }
+  void StepDone(const absl::StatusOr<bool>& complete);
+
   /// Whether Cancel and the deadline have an effect.
   virtual bool IsCancellable() const { return true; }
 
@@ -94,7 +99,6 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   void TakePlaces(bool may_run_here);
   void Ready();
   void AdvanceLocked(Lock lock, bool may_run_here);
-  void DoStep(kernels::Stream& stream);
   void Conclude(absl::Status status, bool arrived);
 
   const Environment& environment_;

@@ -88,6 +88,28 @@ std::vector<std::int64_t> Positions(const PrefillPlan& plan, const cache::Cache&
   return positions;
 }
 
+std::vector<std::int64_t> PositionsAfter(const PrefillPlan& plan, const cache::Cache& cache) {
+  std::vector<std::int64_t> positions;
+  positions.reserve(plan.sequences.size());
+  const bool continues = plan.initial_state_source == InitialStateSource::kSlot;
+  for (const SequencePlan& sequence : plan.sequences) {
+    if (sequence.slot < 0) {
+      positions.push_back(-1);
+      continue;
+    }
+    const std::int64_t before = continues ? cache.slots().Position(plan.layer, sequence.slot) : 0;
+    positions.push_back(before + sequence.length / plan.shape.num_householder);
+  }
+  return positions;
+}
+
+void AdvancePositions(const PrefillPlan& plan, cache::Cache& cache) {
+  const std::vector<std::int64_t> positions = PositionsAfter(plan, cache);
+  for (std::size_t n = 0; n < positions.size(); ++n) {
+    if (positions[n] >= 0) cache.slots().SetPosition(plan.layer, plan.sequences[n].slot, positions[n]);
+  }
+}
+
 SequenceStates StatesInPlace(const PrefillPlan& plan, const cache::Cache& cache, const float* initial_state,
                              std::int64_t n) {
   const SequencePlan& sequence = plan.sequences[n];
@@ -150,13 +172,7 @@ absl::Status CommitPrefill(kernels::Backend& backend, kernels::Stream& stream, c
     return status;
   }
   if (absl::Status status = backend.Synchronize(stream); !status.ok()) return status;
-  for (std::int64_t n = 0; n < plan.sequence_count(); ++n) {
-    const SequencePlan& sequence = plan.sequences[n];
-    if (sequence.slot < 0) continue;
-    const bool continues = plan.initial_state_source == InitialStateSource::kSlot;
-    const std::int64_t before = continues ? cache.slots().Position(plan.layer, sequence.slot) : 0;
-    cache.slots().SetPosition(plan.layer, sequence.slot, before + sequence.length / plan.shape.num_householder);
-  }
+  AdvancePositions(plan, cache);
   return absl::OkStatus();
 }
 

@@ -66,11 +66,12 @@ class ReadSnapshotCall final : public TransferCall {
   std::shared_ptr<ReadSnapshotCall> Self() { return std::static_pointer_cast<ReadSnapshotCall>(shared_from_this()); }
 
   void Submit(cache::SnapshotStore::Fetched fetched) {
-    environment_.executor.Submit([self = Self(), fetched = std::move(fetched)](kernels::Stream& stream) mutable {
-      absl::StatusOr<SnapshotContents> contents = self->Read(fetched, stream);
-      fetched.copy.reset();
-      self->done_(std::move(contents));
-    });
+    environment_.executor.Submit(Executor::kNobody,
+                                 [self = Self(), fetched = std::move(fetched)](kernels::Stream& stream) mutable {
+                                   absl::StatusOr<SnapshotContents> contents = self->Read(fetched, stream);
+                                   fetched.copy.reset();
+                                   self->done_(std::move(contents));
+                                 });
   }
 
   absl::StatusOr<SnapshotContents> Read(const cache::SnapshotStore::Fetched& fetched, kernels::Stream& stream) const {
@@ -105,6 +106,7 @@ class WriteSnapshotCall final : public TransferCall {
 
   void Start() override {
     environment_.executor.Submit(
+        Executor::kNobody,
         [self = std::static_pointer_cast<WriteSnapshotCall>(shared_from_this())](kernels::Stream& stream) {
           absl::StatusOr<cache::SnapshotOutcome> outcome = self->Write(stream);
           self->contents_ = {};

@@ -1,12 +1,15 @@
 #include "server/engine/unary_prefill.h"
 
+#include <algorithm>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/cache/errors.h"
 #include "server/engine/device_segment.h"
+#include "server/engine/prefill_batch.h"
 #include "server/engine/prefill_snapshots.h"
 #include "server/engine/prefill_steps.h"
 #include "server/engine/shared_places.h"
@@ -18,8 +21,40 @@ namespace {
 constexpr double kSmallFlops = 2e6;
 constexpr std::int64_t kSmallBytes = std::int64_t{512} << 10;
 
+// What is merged into one launch: about a millisecond's work, so that nobody waits longer for the others than the
+// launches that are saved would have taken.
+struct MergeLimits {
+  double flops;
+  double copied_bytes;   // gathered by the host
+  double touched_bytes;  // by the arithmetic
+};
+constexpr MergeLimits kUnifiedMerge = {.flops = 5e7, .copied_bytes = 1e9, .touched_bytes = 16e6};
+constexpr MergeLimits kDeviceMerge = {.flops = 2e10, .copied_bytes = 8e6, .touched_bytes = 512e6};
+// A call beyond this gains nothing.
+constexpr double kLargestMergedShare = 0.5;
+
 std::int64_t InputBytes(const PrefillPlan& plan) {
   return 2 * plan.k_bytes + plan.u_bytes + plan.g_bytes + plan.initial_state_bytes + plan.auxiliary_bytes;
+}
+
+std::int64_t StatesBytes(const PrefillPlan& plan) {
+  return plan.sequence_count() * StateBytes(plan, kernels::DataType::kFloat32);
+}
+
+double MergedShare(const Environment& environment, const PrefillRequest& request, const PrefillPlan& plan) {
+  const MergeLimits& limits = environment.device_staging == nullptr ? kUnifiedMerge : kDeviceMerge;
+  const auto touched = static_cast<double>(InputBytes(plan)) + static_cast<double>(plan.output_bytes()) +
+                       2.0 * static_cast<double>(StatesBytes(plan));
+  return std::max({plan.flops() / limits.flops, static_cast<double>(HostBytes(request, plan)) / limits.copied_bytes,
+                   touched / limits.touched_bytes});
+}
+
+bool SameShape(const kernels::RecurrenceShape& a, const kernels::RecurrenceShape& b) {
+  const auto values = [](const kernels::RecurrenceShape& shape) {
+    return std::tie(shape.heads, shape.key_dim, shape.value_dim, shape.num_householder, shape.chunk_size,
+                    shape.input_dtype, shape.precision);
+  };
+  return values(a) == values(b);
 }
 
 }  // namespace
@@ -64,6 +99,8 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
       ready_event_(request.ready_event),
       done_event_(request.done_event),
       regions_(request.regions),
+      has_snapshots_(!request.snapshots.empty()),
+      share_(MergedShare(environment, request, plan_)),
       staging_(std::move(staging)),
       device_staging_(std::move(device_staging)),
       done_(std::move(done)),
@@ -72,8 +109,31 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
 absl::StatusOr<Places> UnaryPrefill::Arrive() { return TakeSlots(plan_, context(), cache()); }
 
 bool UnaryPrefill::IsSmall() const {
-  const std::int64_t states = plan_.sequence_count() * StateBytes(plan_, kernels::DataType::kFloat32);
-  return plan_.flops() <= kSmallFlops && InputBytes(plan_) + plan_.output_bytes() + states <= kSmallBytes;
+  return plan_.flops() <= kSmallFlops && InputBytes(plan_) + plan_.output_bytes() + StatesBytes(plan_) <= kSmallBytes;
+}
+
+MergeableTask* UnaryPrefill::AsMergeable() {
+  if (plan_.check_finite || plan_.has_auxiliary_state || has_snapshots_) return nullptr;
+  if (plan_.natural_decay && memory_.on_device.g) return nullptr;  // has to come to the host first
+  // A done event is worth an early answer, even without company.
+  if (share_ > kLargestMergedShare && done_event_ == nullptr) return nullptr;
+  waits_for_client_ =
+      ready_event_ != nullptr && !environment().backend.memory_sharing()->HasHappened(ready_event_->data());
+  return this;
+}
+
+bool UnaryPrefill::MergesWith(const MergeableTask& other) const {
+  const auto* const prefill = dynamic_cast<const UnaryPrefill*>(&other);
+  // Nobody is to wait for what another one's client has still to do.
+  return prefill != nullptr && !waits_for_client_ && !prefill->waits_for_client_ && &prefill->cache() == &cache() &&
+         SameShape(prefill->plan_.shape, plan_.shape);
+}
+
+void UnaryPrefill::RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks, kernels::Stream& stream) {
+  std::vector<UnaryPrefill*> calls;
+  calls.reserve(tasks.size());
+  for (const std::shared_ptr<MergeableTask>& task : tasks) calls.push_back(static_cast<UnaryPrefill*>(task.get()));
+  RunPrefillBatch(environment(), calls, stream);
 }
 
 absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
@@ -178,12 +238,12 @@ absl::Status UnaryPrefill::CompleteOnDevice(const SegmentMemory& memory, const S
   return absl::UnavailableError(absl::StrCat("results cannot be completed on the device: ", status.message()));
 }
 
+void UnaryPrefill::Answer() { std::exchange(done_, nullptr)(result_); }
+
 void UnaryPrefill::Finish(absl::Status status) {
-  if (status.ok()) {
-    done_(std::move(result_));
-  } else {
-    done_(std::move(status));
-  }
+  if (done_ == nullptr) return;  // answered early: an error now is the device's loss, which ends the server
+  if (status.ok()) return Answer();
+  std::exchange(done_, nullptr)(std::move(status));
 }
 
 }  // namespace gdpcache::engine

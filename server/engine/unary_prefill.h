@@ -1,11 +1,14 @@
 #ifndef GDPCACHE_SERVER_ENGINE_UNARY_PREFILL_H_
 #define GDPCACHE_SERVER_ENGINE_UNARY_PREFILL_H_
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "server/engine/executor.h"
 #include "server/engine/ordered_call.h"
 #include "server/engine/prefill_plan.h"
 #include "server/engine/prefill_request.h"
@@ -23,8 +26,9 @@ struct PrefillOutputs {
   void* final_state = nullptr;
 };
 
-/// A prefill whose tensors are all in memory. Computes in place, in one launch, which is its commit.
-class UnaryPrefill final : public OneStepCall {
+/// A prefill whose tensors are all in memory. Computes in place, in one launch, which is its commit. Small ones that
+/// wait for a worker at the same time share their launch, see PrefillBatch.
+class UnaryPrefill final : public OneStepCall, public MergeableTask {
  public:
   /// Validates and reserves; see Engine::Prefill.
   static absl::StatusOr<std::shared_ptr<UnaryPrefill>> Create(const Environment& environment, CallContext context,
@@ -39,7 +43,13 @@ class UnaryPrefill final : public OneStepCall {
     if (memory_.final_state == nullptr) memory_.final_state = outputs.final_state;
   }
 
+  bool MergesWith(const MergeableTask& other) const override;
+  double share() const override { return std::min(share_, 1.0); }
+  void RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks, kernels::Stream& stream) override;
+
  private:
+  friend class PrefillBatch;
+
   UnaryPrefill(const Environment& environment, CallContext context, const PrefillRequest& request, PrefillPlan plan,
                std::shared_ptr<StagingAccount> staging, std::shared_ptr<StagingAccount> device_staging,
                PrefillDone done);
@@ -58,6 +68,9 @@ class UnaryPrefill final : public OneStepCall {
     regions_.clear();
   }
   void Finish(absl::Status status) override;
+  MergeableTask* AsMergeable() override;
+  /// Tells the caller of the success, before the call is over.
+  void Answer();
 
   const PrefillPlan plan_;
   SegmentMemory memory_;
@@ -65,6 +78,9 @@ class UnaryPrefill final : public OneStepCall {
   const cache::Region* const ready_event_;
   const cache::Region* const done_event_;
   std::vector<std::shared_ptr<const cache::Region>> regions_;
+  const bool has_snapshots_;
+  const double share_;
+  bool waits_for_client_ = false;  // for ready_event_, when a worker was asked for
   std::shared_ptr<StagingAccount> staging_;
   std::shared_ptr<StagingAccount> device_staging_;
   PrefillDone done_;

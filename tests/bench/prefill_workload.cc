@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <random>
+#include <type_traits>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -57,6 +58,33 @@ PrefillWorkload::PrefillWorkload(PrefillShape shape) : shape_(std::move(shape)),
   slots_.resize(Count(sequences() * shape_.heads * shape_.key_dim * shape_.value_dim));
   from_kernel_ = MakeResults();
   from_server_ = MakeResults();
+  called_ = {k_.data(), w_.data(), u_.data(), g_.data(), from_server_.v_new.data(), from_server_.h.data(), nullptr};
+}
+
+absl::Status PrefillWorkload::Share(Session& session) {
+  constexpr std::int64_t kAlignment = 256;
+  const auto aligned = [](std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
+  std::int64_t size = 0;
+  for (const std::int64_t bytes :
+       {Bytes(k_), Bytes(w_), Bytes(u_), Bytes(g_), Bytes(from_server_.v_new), Bytes(from_server_.h)}) {
+    size += aligned(bytes);
+  }
+  absl::StatusOr<SharedMemory> memory = session.ShareMemory(size);
+  if (!memory.ok()) return memory.status();
+  std::byte* next = memory->data();
+  const auto place = [&](const auto& values, auto*& pointer) {
+    std::memcpy(next, values.data(), Count(Bytes(values)));
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(next);
+    next += aligned(Bytes(values));
+  };
+  place(k_, called_.k);
+  place(w_, called_.w);
+  place(u_, called_.u);
+  place(g_, called_.g);
+  place(from_server_.v_new, called_.v_new);
+  place(from_server_.h, called_.h);
+  shared_ = *std::move(memory);
+  return absl::OkStatus();
 }
 
 PrefillWorkload::Results PrefillWorkload::MakeResults() const {
@@ -157,21 +185,20 @@ absl::StatusOr<absl::Duration> PrefillWorkload::RunKernel(kernels::Backend& back
 absl::StatusOr<absl::Duration> PrefillWorkload::RunPrefill(Session& session, const std::vector<std::int64_t>& slots,
                                                            Transport transport) {
   PrefillCall call;
-  call.k = {DataType::kBFloat16, {tokens_, shape_.heads, shape_.key_dim}, k_.data()};
-  call.w = {DataType::kBFloat16, {tokens_, shape_.heads, shape_.key_dim}, w_.data()};
-  call.u = {DataType::kBFloat16, {tokens_, shape_.heads, shape_.value_dim}, u_.data()};
-  call.g = {DataType::kFloat32, {tokens_, shape_.heads}, g_.data()};
+  call.k = {DataType::kBFloat16, {tokens_, shape_.heads, shape_.key_dim}, called_.k};
+  call.w = {DataType::kBFloat16, {tokens_, shape_.heads, shape_.key_dim}, called_.w};
+  call.u = {DataType::kBFloat16, {tokens_, shape_.heads, shape_.value_dim}, called_.u};
+  call.g = {DataType::kFloat32, {tokens_, shape_.heads}, called_.g};
   call.cu_seqlens = cu_seqlens_;
   call.chunk_size = kChunk;
   call.state_indices = slots;
   call.initial_state_source = InitialState::kZero;
   call.save_new_value = true;
-  call.outputs.v_new = {DataType::kBFloat16, {tokens_, shape_.heads, shape_.value_dim}, from_server_.v_new.data()};
+  call.outputs.v_new = {DataType::kBFloat16, {tokens_, shape_.heads, shape_.value_dim}, called_.v_new};
   if (shape_.all_states) {
     call.states = States::kAll;
     call.states_dtype = DataType::kFloat32;
-    call.outputs.h = {
-        DataType::kFloat32, {boundaries_, shape_.heads, shape_.key_dim, shape_.value_dim}, from_server_.h.data()};
+    call.outputs.h = {DataType::kFloat32, {boundaries_, shape_.heads, shape_.key_dim, shape_.value_dim}, called_.h};
   }
   call.transport = transport;
   const absl::Time start = absl::Now();
@@ -182,8 +209,10 @@ absl::StatusOr<absl::Duration> PrefillWorkload::RunPrefill(Session& session, con
 }
 
 bool PrefillWorkload::ResultsAgree() const {
-  const auto same_bits = [](const auto& a, const auto& b) { return std::memcmp(a.data(), b.data(), Bytes(a)) == 0; };
-  return same_bits(from_kernel_.v_new, from_server_.v_new) && same_bits(from_kernel_.h, from_server_.h);
+  const auto same_bits = [](const auto& wanted, const void* got) {
+    return std::memcmp(wanted.data(), got, Count(Bytes(wanted))) == 0;
+  };
+  return same_bits(from_kernel_.v_new, called_.v_new) && same_bits(from_kernel_.h, called_.h);
 }
 
 CacheGeometry PrefillWorkload::geometry() const {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,9 @@ class PrefillWorkload {
   /// The bare recurrence on tensors that it reaches: copies to and from a device are not in the time.
   absl::StatusOr<absl::Duration> RunKernel(kernels::Backend& backend, kernels::Stream& stream);
 
+  /// Puts the tensors of RunPrefill into memory that the session shares with its server, for kSharedMemory.
+  absl::Status Share(Session& session);
+
   /// The same through a server, into `slots` of the session, one for each sequence.
   absl::StatusOr<absl::Duration> RunPrefill(Session& session, const std::vector<std::int64_t>& slots,
                                             Transport transport);
@@ -53,7 +57,7 @@ class PrefillWorkload {
     std::vector<float> h;
   };
 
-  /// Every tensor of a launch, in the backend's reach.
+  /// Every tensor of a launch, in somebody's reach.
   struct Operands {
     const std::uint16_t* k;
     const std::uint16_t* w;
@@ -83,6 +87,8 @@ class PrefillWorkload {
   std::vector<kernels::Buffer> device_;  // of the backend of the first RunKernel, where it cannot reach the tensors
   Results from_kernel_;
   Results from_server_;
+  std::optional<SharedMemory> shared_;
+  Operands called_;  // what RunPrefill names
 };
 
 }  // namespace gdpcache::bench

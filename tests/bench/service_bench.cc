@@ -23,6 +23,7 @@
 #include "gdpcache/client.h"
 #include "kernels/backend.h"
 #include "tests/bench/byte_pump.h"
+#include "tests/bench/client_crowd.h"
 #include "tests/bench/prefill_workload.h"
 #include "tests/support/server_process.h"
 
@@ -31,6 +32,9 @@ namespace {
 
 constexpr double kStreamTarget = 1.3;
 constexpr double kTinyTarget = 1.5;
+constexpr double kSharedTarget = 1.1;
+constexpr double kCrowdTarget = 10;
+constexpr int kCrowd = 64;
 
 double Quantile(std::vector<double> values, double q) {
   const auto nth = values.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(values.size() - 1));
@@ -122,9 +126,12 @@ struct TinyTimes {
 };
 
 /// One-token prefills and renewals of the session, which carry and do next to nothing, in turn.
-absl::StatusOr<TinyTimes> MeasureTiny(PrefillWorkload& workload, Route& route, int calls) {
+absl::StatusOr<TinyTimes> MeasureTiny(PrefillWorkload& workload, Route& route, Transport transport, int calls) {
   absl::StatusOr<Lease> lease = MakeLease(route.client, "bench/tiny", workload.geometry());
   if (!lease.ok()) return lease.status();
+  if (transport == Transport::kSharedMemory) {
+    if (absl::Status status = workload.Share(lease->session); !status.ok()) return status;
+  }
   TinyTimes times;
   for (int call = -calls / 10; call < calls; ++call) {
     const absl::Time start = absl::Now();
@@ -132,13 +139,56 @@ absl::StatusOr<TinyTimes> MeasureTiny(PrefillWorkload& workload, Route& route, i
       return renewed.status();
     }
     const absl::Duration empty = absl::Now() - start;
-    const absl::StatusOr<absl::Duration> prefill = workload.RunPrefill(lease->session, lease->slots, Transport::kUnary);
+    const absl::StatusOr<absl::Duration> prefill = workload.RunPrefill(lease->session, lease->slots, transport);
     if (!prefill.ok()) return prefill.status();
     if (call < 0) continue;
     times.empty.push_back(absl::ToDoubleMicroseconds(empty));
     times.prefill.push_back(absl::ToDoubleMicroseconds(*prefill));
   }
   return times;
+}
+
+/// Milliseconds of each round.
+struct SharedTimes {
+  std::vector<double> kernel;
+  std::vector<double> prefill;
+  std::vector<double> ratio;  // prefill / kernel of the same round
+};
+
+/// Prefills on memory shared with the server and the bare recurrence, in turn. The first round only warms up.
+absl::StatusOr<SharedTimes> MeasureShared(PrefillWorkload& workload, kernels::Backend& backend, Route& route,
+                                          int rounds) {
+  absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = backend.CreateStream();
+  if (!stream.ok()) return stream.status();
+  absl::StatusOr<Lease> lease = MakeLease(route.client, "bench/shared", workload.geometry());
+  if (!lease.ok()) return lease.status();
+  if (absl::Status status = workload.Share(lease->session); !status.ok()) return status;
+  SharedTimes times;
+  for (int round = -1; round < rounds; ++round) {
+    const absl::StatusOr<absl::Duration> kernel = workload.RunKernel(backend, **stream);
+    if (!kernel.ok()) return kernel.status();
+    const absl::StatusOr<absl::Duration> prefill =
+        workload.RunPrefill(lease->session, lease->slots, Transport::kSharedMemory);
+    if (!prefill.ok()) return prefill.status();
+    if (!workload.ResultsAgree()) return absl::InternalError("the server's results differ from the kernel's");
+    if (round < 0) continue;
+    times.kernel.push_back(absl::ToDoubleMilliseconds(*kernel));
+    times.prefill.push_back(absl::ToDoubleMilliseconds(*prefill));
+    times.ratio.push_back(absl::FDivDuration(*prefill, *kernel));
+  }
+  return times;
+}
+
+std::vector<PrefillShape> SharedShapes() {
+  std::vector<PrefillShape> shapes = {
+      {.name = "one sequence of 256", .lengths = {256}, .heads = 16, .key_dim = 128, .value_dim = 128},
+      {.name = "64 of one token",
+       .lengths = std::vector<std::int64_t>(64, 1),
+       .heads = 8,
+       .key_dim = 128,
+       .value_dim = 128},
+  };
+  return shapes;
 }
 
 std::vector<PrefillShape> StreamShapes() {
@@ -171,12 +221,49 @@ nlohmann::json ReportStream(const PrefillWorkload& workload, const Route& route,
           {"prefill_ms", times.prefill},    {"ratio", Median(times.ratio)}, {"target", kStreamTarget}};
 }
 
-nlohmann::json ReportTiny(const Route& route, const TinyTimes& times) {
-  nlohmann::json report = {{"route", route.name}, {"calls", times.prefill.size()}, {"target", kTinyTarget}};
+nlohmann::json ReportShared(const PrefillWorkload& workload, const SharedTimes& times) {
+  std::printf("| %-20s | %9.2f | %8.2f | %5.2f |\n", workload.shape().name.c_str(), Median(times.kernel),
+              Median(times.prefill), Median(times.ratio));
+  return {{"shape", workload.shape().name},
+          {"recurrence_ms", times.kernel},
+          {"prefill_ms", times.prefill},
+          {"ratio", Median(times.ratio)},
+          {"target", kSharedTarget}};
+}
+
+nlohmann::json ReportCrowd(const std::string& who, const CrowdTimes& times, double one_client) {
+  const double ratio = times.calls_per_second / one_client;
+  std::printf("| %-24s | %9.0f | %7.0f | %7.0f | %5.1f |\n", who.c_str(), times.calls_per_second,
+              Quantile(times.call_us, 0.5), Quantile(times.call_us, 0.99), ratio);
+  return {{"who", who},
+          {"calls_per_second", times.calls_per_second},
+          {"p50_us", Quantile(times.call_us, 0.5)},
+          {"p99_us", Quantile(times.call_us, 0.99)},
+          {"ratio", ratio},
+          {"target", kCrowdTarget}};
+}
+
+/// One client, then many whose calls can and cannot share launches.
+absl::Status MeasureCrowds(const std::string& server, const PrefillShape& shape, const std::string& transport_name,
+                           Transport transport, absl::Duration duration, nlohmann::json& report) {
+  const absl::StatusOr<CrowdTimes> one = MeasureCrowd(server, shape, 1, Caches::kOne, transport, duration);
+  if (!one.ok()) return one.status();
+  const double base = one->calls_per_second;
+  report.push_back(ReportCrowd(absl::StrCat("1, ", transport_name), *one, base));
+  for (const auto& [name, caches] : {std::pair{"merged", Caches::kOne}, std::pair{"apart", Caches::kOneEach}}) {
+    const absl::StatusOr<CrowdTimes> many = MeasureCrowd(server, shape, kCrowd, caches, transport, duration);
+    if (!many.ok()) return many.status();
+    report.push_back(ReportCrowd(absl::StrCat(kCrowd, ", ", transport_name, ", ", name), *many, base));
+  }
+  return absl::OkStatus();
+}
+
+nlohmann::json ReportTiny(const std::string& over, const TinyTimes& times) {
+  nlohmann::json report = {{"route", over}, {"calls", times.prefill.size()}, {"target", kTinyTarget}};
   for (const auto& [name, q] : {std::pair{"p50", 0.5}, std::pair{"p99", 0.99}}) {
     const double empty = Quantile(times.empty, q);
     const double prefill = Quantile(times.prefill, q);
-    std::printf("| %-4s | %s | %8.0f | %8.0f | %5.2f |\n", route.name.c_str(), name, empty, prefill, prefill / empty);
+    std::printf("| %-19s | %s | %8.0f | %8.0f | %5.2f |\n", over.c_str(), name, empty, prefill, prefill / empty);
     report[name] = {{"empty_us", empty}, {"prefill_us", prefill}, {"ratio", prefill / empty}};
   }
   return report;
@@ -185,6 +272,7 @@ nlohmann::json ReportTiny(const Route& route, const TinyTimes& times) {
 struct Options {
   int rounds = 9;
   int calls = 3000;
+  int crowd_ms = 2000;
   std::string backend = "cpu";
   std::string json;
 };
@@ -214,15 +302,44 @@ absl::Status Run(const Options& options) {
   }
   std::printf("\nratio: prefill / (pump + kernel); target at most %.1f\n\n", kStreamTarget);
 
-  std::printf("| over |     | empty us | tiny us  | ratio |\n");
-  std::printf("| ---- | --- | -------- | -------- | ----- |\n");
-  PrefillWorkload tiny({.name = "tiny", .lengths = {1}, .heads = 4, .key_dim = 64, .value_dim = 64});
-  for (Route* route : {&*tcp, &*local}) {
-    const absl::StatusOr<TinyTimes> times = MeasureTiny(tiny, *route, options.calls);
+  std::printf("| prefill, shared      | kernel ms | total ms | ratio |\n");
+  std::printf("| -------------------- | --------- | -------- | ----- |\n");
+  std::vector<PrefillShape> shared_shapes = StreamShapes();
+  for (PrefillShape& shape : SharedShapes()) shared_shapes.push_back(std::move(shape));
+  for (PrefillShape& shape : shared_shapes) {
+    PrefillWorkload workload(std::move(shape));
+    const absl::StatusOr<SharedTimes> times = MeasureShared(workload, **backend, *local, options.rounds);
     if (!times.ok()) return times.status();
-    report["tiny"].push_back(ReportTiny(*route, *times));
+    report["shared"].push_back(ReportShared(workload, *times));
+  }
+  std::printf("\nratio: prefill / kernel; target at most %.1f from 1 ms on\n\n", kSharedTarget);
+
+  std::printf("| over                |     | empty us | tiny us  | ratio |\n");
+  std::printf("| ------------------- | --- | -------- | -------- | ----- |\n");
+  const PrefillShape tiny_shape = {.name = "tiny", .lengths = {1}, .heads = 4, .key_dim = 64, .value_dim = 64};
+  PrefillWorkload tiny(tiny_shape);
+  for (Route* route : {&*tcp, &*local}) {
+    for (const auto& [name, transport] :
+         {std::pair{"", Transport::kUnary}, std::pair{", shared memory", Transport::kSharedMemory}}) {
+      const absl::StatusOr<TinyTimes> times = MeasureTiny(tiny, *route, transport, options.calls);
+      if (!times.ok()) return times.status();
+      report["tiny"].push_back(ReportTiny(absl::StrCat(route->name, name), *times));
+    }
   }
   std::printf("\nratio: one-token prefill / empty RPC of the same server; target at most %.1f\n", kTinyTarget);
+
+  std::printf("\n| clients                  | calls / s | p50 us  | p99 us  | ratio |\n");
+  std::printf("| ------------------------ | --------- | ------- | ------- | ----- |\n");
+  for (const auto& [name, transport] :
+       {std::pair{"inline", Transport::kUnary}, std::pair{"shared", Transport::kSharedMemory}}) {
+    const absl::Duration duration = absl::Milliseconds(options.crowd_ms);
+    if (absl::Status status =
+            MeasureCrowds(server.unix_address(), tiny_shape, name, transport, duration, report["crowd"]);
+        !status.ok()) {
+      return status;
+    }
+  }
+  std::printf("\nratio: throughput / one client's; target at least %.0f\n", kCrowdTarget);
 
   if (!options.json.empty()) {
     std::ofstream file(options.json);
@@ -236,6 +353,8 @@ int Main(int argc, char** argv) {
   CLI::App app("Prefills through a real server against a raw byte pump, the bare recurrence and an empty RPC.");
   app.add_option("--rounds", options.rounds, "rounds of each streamed prefill")->check(CLI::Range(1, 1000));
   app.add_option("--calls", options.calls, "tiny prefills")->check(CLI::Range(100, 1'000'000));
+  app.add_option("--crowd-ms", options.crowd_ms, "how long each crowd of clients calls")
+      ->check(CLI::Range(100, 100'000));
   app.add_option("--backend", options.backend, "what the server computes on")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--json", options.json, "write every measurement to this file");
   CLI11_PARSE(app, argc, argv);

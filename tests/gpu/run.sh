@@ -8,6 +8,7 @@
 #   run.sh copies                   the benchmark of copies of states
 #   run.sh general                  the benchmark of the general path
 #   run.sh replay                   every recorded batch through a server on the GPU, over each transport
+#   run.sh ipc                      prefills on GPU memory and events of other processes
 #   run.sh service [ARGUMENTS]      the benchmark of the service on the GPU
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -47,7 +48,7 @@ case "${1:-}" in
     failed=0
     for batch in "$here"/golden/*.safetensors; do
       for server in 127.0.0.1:7411 "unix:$socket"; do
-        for transport in unary stream; do
+        for transport in unary stream shm; do
           "$here/gdpcache" replay --check --input "$batch" --server "$server" --transport $transport >"$socket.out" 2>&1 || {
             failed=$((failed + 1))
             echo "FAILED: $batch over $server as $transport"
@@ -59,6 +60,9 @@ case "${1:-}" in
     tail -n 16 "$socket.out"
     echo "$failed replays failed"
     [ $failed -eq 0 ]
+    ;;
+  ipc)
+    GDPCACHED_PROGRAM="$here/gdpcached" "$here/gdpcache_cuda_ipc_test"
     ;;
   service)
     shift
