@@ -124,25 +124,43 @@ absl::Status LaunchUploaded(absl::Span<const Descriptor> descriptors, Launch lau
   return launched.ok() ? released : launched;
 }
 
+/// The runs as a launch takes them along; false where they are too many or too far apart.
+bool Pack(absl::Span<const ByteRun> runs, InlineRuns& packed) {
+  if (runs.size() > InlineRuns::kCapacity) return false;
+  const auto address = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); };
+  const ByteRun* first = &runs[0];
+  const ByteRun* first_source = nullptr;
+  for (const ByteRun& run : runs) {
+    if (address(run.destination) < address(first->destination)) first = &run;
+    if (run.source != nullptr && (first_source == nullptr || address(run.source) < address(first_source->source))) {
+      first_source = &run;
+    }
+  }
+  packed.destination = static_cast<std::byte*>(first->destination);
+  packed.source = first_source == nullptr ? nullptr : static_cast<const std::byte*>(first_source->source);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const std::uintptr_t destination = (address(runs[i].destination) - address(packed.destination)) / kRunAlignment;
+    const std::uintptr_t source = runs[i].source == nullptr
+                                      ? InlineRuns::kNoSource
+                                      : (address(runs[i].source) - address(packed.source)) / kRunAlignment;
+    if (destination > InlineRuns::kNoSource || (runs[i].source != nullptr && source >= InlineRuns::kNoSource)) {
+      return false;
+    }
+    packed.destinations[i] = static_cast<std::uint32_t>(destination);
+    packed.sources[i] = static_cast<std::uint32_t>(source);
+  }
+  return true;
+}
+
 absl::Status QueueRuns(absl::Span<const ByteRun> runs, std::int64_t bytes, CudaStream& stream) {
-  // A few launches more are sooner there than an upload.
-  constexpr std::size_t kMaxInlineLaunches = 4;
-  if (runs.size() > kMaxInlineLaunches * InlineRuns::kCapacity) {
-    const auto launch = [&](const ByteRun* uploaded) {
-      return LaunchCopyRuns(uploaded, {}, static_cast<std::int64_t>(runs.size()), bytes, stream.get());
-    };
-    return LaunchUploaded(runs, launch, stream);
+  if (runs.empty()) return absl::OkStatus();
+  const auto count = static_cast<std::int64_t>(runs.size());
+  InlineRuns packed;
+  if (Pack(runs, packed)) {
+    return ToStatus(LaunchCopyRuns(nullptr, packed, count, bytes, stream.get()), "launching a copy");
   }
-  while (!runs.empty()) {
-    const absl::Span<const ByteRun> part = runs.first(std::min(runs.size(), InlineRuns::kCapacity));
-    runs.remove_prefix(part.size());
-    InlineRuns inline_runs;
-    std::copy(part.begin(), part.end(), inline_runs.runs);
-    const cudaError_t error =
-        LaunchCopyRuns(nullptr, inline_runs, static_cast<std::int64_t>(part.size()), bytes, stream.get());
-    if (error != cudaSuccess) return ToStatus(error, "launching a copy");
-  }
-  return absl::OkStatus();
+  const auto launch = [&](const ByteRun* uploaded) { return LaunchCopyRuns(uploaded, {}, count, bytes, stream.get()); };
+  return LaunchUploaded(runs, launch, stream);
 }
 
 /// Copies, and clears where there is no source, within the device's memory: one launch for all of a size.

@@ -9,6 +9,8 @@
 namespace gdpcache::kernels::cuda {
 namespace {
 
+static_assert(sizeof(InlineRuns) + 32 <= 4096 && kRunAlignment == sizeof(uint4));
+
 constexpr int kThreads = 512;
 constexpr int kBlocksPerMultiprocessor = 4;
 constexpr std::int64_t kPartElements = 4096;  // that a thread block looks through or copies at a time
@@ -26,11 +28,18 @@ static_assert(kPartElements == kCopyThreads * kQuads * 4);
 __global__ void __launch_bounds__(kThreads, kRunBlocks)
     CopyRuns(const ByteRun* uploaded, const __grid_constant__ InlineRuns inline_runs, std::int64_t count,
              std::int64_t vectors) {
-  const ByteRun* runs = uploaded != nullptr ? uploaded : inline_runs.runs;
   const std::int64_t first = blockIdx.x * kRunVectors + threadIdx.x;
   for (std::int64_t number = blockIdx.y; number < count; number += gridDim.y) {
-    auto* const to = static_cast<uint4*>(runs[number].destination);
-    const auto* const from = static_cast<const uint4*>(runs[number].source);
+    auto* to = reinterpret_cast<uint4*>(inline_runs.destination);
+    const auto* from = reinterpret_cast<const uint4*>(inline_runs.source);
+    if (uploaded != nullptr) {
+      to = static_cast<uint4*>(uploaded[number].destination);
+      from = static_cast<const uint4*>(uploaded[number].source);
+    } else {
+      const std::uint32_t source = inline_runs.sources[number];
+      to += inline_runs.destinations[number];
+      from = source == InlineRuns::kNoSource ? nullptr : from + source;
+    }
     uint4 held[kRunPieces] = {};
 #pragma unroll
     for (int i = 0; i < kRunPieces; ++i) {

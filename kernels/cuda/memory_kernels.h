@@ -20,10 +20,15 @@ struct ByteRun {
 /// Addresses and lengths of runs are multiples of it.
 inline constexpr std::int64_t kRunAlignment = 16;
 
-/// Runs that travel with the launch itself instead of being uploaded.
+/// Runs that travel with the launch itself instead of being uploaded, as distances from the first of their addresses.
 struct InlineRuns {
-  static constexpr std::size_t kCapacity = 240;  // a launch has 4 KB of arguments
-  ByteRun runs[kCapacity];
+  static constexpr std::size_t kCapacity = 496;  // a launch has 4 KB of arguments
+  static constexpr std::uint32_t kNoSource = 0xffffffff;
+
+  std::byte* destination = nullptr;
+  const std::byte* source = nullptr;
+  std::uint32_t destinations[kCapacity];  // in units of kRunAlignment
+  std::uint32_t sources[kCapacity];
 };
 
 /// Copies `count` runs of `bytes` each; `uploaded` is null where the first of `inline_runs` are meant.

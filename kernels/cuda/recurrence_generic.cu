@@ -28,9 +28,7 @@ struct Layout {
   int slots = 0;       // blocks in shared memory: one in use, the others on their way
   int row_stride = 0;  // of k and w
   int key_shift = 0;   // 2^that many threads load a row of k or w
-  int state_stride = 0;
-  int x_stride = 0;
-  int u_offset = 0;  // in a slot
+  int u_offset = 0;    // in a slot
   int g_offset = 0;
   int slot_bytes = 0;
   int state_offset = 0;  // behind the slots
@@ -38,10 +36,9 @@ struct Layout {
   int total = 0;
 };
 
-/// The strides are such that warp_products.cuh reads without bank conflicts.
+/// The strides are those that warp_products.cuh wants.
 template <typename T, typename Products>
 struct Plan {
-  static constexpr bool kSplit = std::is_same_v<typename Products::Operand, float>;
   static constexpr int kMaxBlockRows = 64;
   static constexpr int kTokenTiles = kMaxBlockRows / 8 / kShares;  // of one warp
   static constexpr int kUStride = kTile + 16 / sizeof(T);
@@ -55,14 +52,14 @@ struct Plan {
     layout.row_stride = RoundUp(shape.key_dim, sizeof(T) == 4 ? 32 : 16) + 8;
     const int pieces = shape.key_dim * static_cast<int>(sizeof(T)) / 16;
     layout.key_shift = pieces <= 4 ? 2 : pieces <= 8 ? 3 : pieces <= 16 ? 4 : 5;
-    layout.state_stride = RoundUp(shape.key_dim, kSplit ? 32 : 16) + 8;
-    layout.x_stride = shape.chunk_size + (kSplit ? 4 : 8);
     layout.u_offset = block_rows * layout.row_stride * static_cast<int>(sizeof(T));
     layout.g_offset = layout.u_offset + block_rows * kUStride * static_cast<int>(sizeof(T));
     layout.slot_bytes = layout.g_offset + RoundUp(4 * (block_rows + 1), 16);
     layout.state_offset = slots * layout.slot_bytes;
-    layout.x_offset = layout.state_offset + kTile * layout.state_stride * kOperand;
-    layout.total = layout.x_offset + kTile * layout.x_stride * kOperand;
+    // As left sides of products: whole depths of 16 columns each, and one more of S, which is loaded but not used.
+    const int depths = RoundUp(shape.key_dim, Products::kDepth) + Products::kDepth;
+    layout.x_offset = layout.state_offset + kTile * depths * kOperand;
+    layout.total = layout.x_offset + kTile * RoundUp(shape.chunk_size, Products::kDepth) * kOperand;
     return layout;
   }
 
@@ -244,6 +241,12 @@ __global__ void __launch_bounds__(kThreads, BlocksPerMultiprocessor(kMaxKeys))
   const int group = threadIdx.x % 32 / 4;
   const int pair = threadIdx.x % 4 * 2;
   const std::int64_t value_row = H * V;
+  constexpr int kTiles = Products::kDepth / 8;     // of columns, in a left side
+  constexpr int kLeft = kTile * Products::kDepth;  // elements from one left side of a half to the next
+  // Where the left side of the warp's half begins that column tile `tile` is in.
+  const auto left_side = [&](Operand* operand, int tile) {
+    return operand + tile / kTiles * kLeft + warp % 2 * kLeft / 2;
+  };
   const int depths = (K + Products::kDepth - 1) / Products::kDepth;
 
   // What no load ever writes, rows' ends beyond K above all, must not be a NaN.
@@ -333,14 +336,12 @@ __global__ void __launch_bounds__(kThreads, BlocksPerMultiprocessor(kMaxKeys))
       --chunks_until_boundary;
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
-        const int key = (share + i * kShares) * 8 + pair;
-        if (key - pair >= K) break;
-        Operand* to = state_operand + (half + group) * layout.state_stride + key;
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-          Products::StorePair(to + j / 2 * 8 * layout.state_stride, key < K ? state[i][j] : 0.0F,
-                              key + 1 < K ? state[i][j + 1] : 0.0F);
-        }
+        const int tile = share + i * kShares;
+        const int key = tile * 8 + pair;
+        if (tile * 8 >= K) break;
+        const float values[4] = {key < K ? state[i][0] : 0.0F, key + 1 < K ? state[i][1] : 0.0F,
+                                 key < K ? state[i][2] : 0.0F, key + 1 < K ? state[i][3] : 0.0F};
+        Products::StoreForRows(left_side(state_operand, tile), tile % kTiles, values);
       }
 
       // x = u - w . S, times what decays until the chunk's end
@@ -354,9 +355,10 @@ __global__ void __launch_bounds__(kThreads, BlocksPerMultiprocessor(kMaxKeys))
         float sums[Sizes::kTokenTiles][Products::kChains][4] = {};
         const auto multiply = [&](auto& into) {
           constexpr int kCount = sizeof(into) / sizeof(into[0]);
-          const Operand* s = state_operand + half * layout.state_stride;
-          const T* rows = w + share * 8 * layout.row_stride;
-          typename Products::Left left = Products::LoadForRows(s, layout.state_stride);
+          const Operand* s = left_side(state_operand, 0);
+          // Shares for which there are no rows repeat the last.
+          const T* rows = w + min(share * 8, layout.block_rows - 8) * layout.row_stride;
+          typename Products::Left left = Products::LoadLeft(s);
           typename Products::Right rights[kCount];
 #pragma unroll
           for (int i = 0; i < kCount; ++i) {
@@ -369,9 +371,9 @@ __global__ void __launch_bounds__(kThreads, BlocksPerMultiprocessor(kMaxKeys))
 #pragma unroll
             for (int i = 0; i < kCount; ++i) rights_now[i] = rights[i];
             // One step ahead; the last one loads what nobody uses.
-            s += Products::kDepth;
+            s += kLeft;
             rows += Products::kDepth;
-            left = Products::LoadForRows(s, layout.state_stride);
+            left = Products::LoadLeft(s);
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
               rights[i] = Products::LoadRows(rows + i * kShares * 8 * layout.row_stride, layout.row_stride);
@@ -399,9 +401,8 @@ __global__ void __launch_bounds__(kThreads, BlocksPerMultiprocessor(kMaxKeys))
             if (wanted[j / 2] && t < valid) v_new[t * value_row + column] = FromFloat<T>(value);
             x[j] = t < valid ? value * (has_g ? exp2f(g_last - g[t]) : 1.0F) : 0.0F;
           }
-          Operand* to = x_operand + (half + group) * layout.x_stride + row + token;
-          Products::StorePair(to, x[0], x[1]);
-          Products::StorePair(to + 8 * layout.x_stride, x[2], x[3]);
+          const int tile = (row + token) / 8;
+          Products::StoreForColumns(left_side(x_operand, tile), tile % kTiles, x);
         }
         v_new += valid * value_row;
       }
@@ -411,11 +412,11 @@ __global__ void __launch_bounds__(kThreads, BlocksPerMultiprocessor(kMaxKeys))
       for (int row = 0; row < count; row += layout.block_rows) {
         const T* k = reinterpret_cast<const T*>(next_block());
         const int valid = min(layout.block_rows, count - row);
-        const Operand* x = x_operand + half * layout.x_stride + row;
+        const Operand* x = left_side(x_operand, row / 8);
         k += share * 8;
 #pragma unroll 2
         for (int depth = 0; depth < valid; depth += Products::kDepth) {
-          const typename Products::Left left = Products::LoadForColumns(x + depth, layout.x_stride);
+          const typename Products::Left left = Products::LoadLeft(x + depth / Products::kDepth * kLeft);
           // Of the keys behind K nothing is kept.
           typename Products::Right rights[kKeyTiles];
 #pragma unroll

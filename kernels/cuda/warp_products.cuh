@@ -8,18 +8,19 @@
 
 #include "kernels/cuda/device_types.cuh"
 
-/// Products of small matrices in shared memory by one warp, for compute capability 8.0 and newer: [16, kDepth] on the
-/// left, of dtype `Operand`, times [kDepth, 8] on the right, of the inputs' dtype T, summed in float32. A sum is [16,
-/// 8]: with g = lane / 4 and t = lane % 4, a thread's four values are rows g, g, g + 8, g + 8 of columns 2t, 2t + 1,
-/// 2t, 2t + 1. Strides are in elements.
+/// Products of small matrices by one warp, for compute capability 8.0 and newer: [16, kDepth] on the left, of dtype
+/// `Operand`, times [kDepth, 8] on the right, of the inputs' dtype T, summed in float32. A sum is [16, 8]: with g =
+/// lane / 4 and t = lane % 4, a thread's four values are rows g, g, g + 8, g + 8 of columns 2t, 2t + 1, 2t, 2t + 1.
 ///
-/// Loads are apart from products, so that they can be far ahead. A left side loaded "for rows" goes with right sides
-/// loaded as rows, which are the 8 columns of [kDepth, 8] one after the other; one loaded "for columns" goes with right
-/// sides that lie as [kDepth, 8].
+/// Sums become left sides of a next product: a left side lies in shared memory as 32 vectors of 16 bytes, one for each
+/// lane, and StoreForRows and StoreForColumns put sums there, column tile after column tile. A left side stored "for
+/// rows" goes with right sides loaded as rows, which are the 8 columns of [kDepth, 8] one after the other; one stored
+/// "for columns" goes with right sides that lie as [kDepth, 8]. Strides are in elements. Loads are apart from products,
+/// so that they can be far ahead.
 namespace gdpcache::kernels::cuda {
 
-/// bfloat16 and float16 operands on either side: one product. Rows are 16 bytes aligned and an odd multiple of 16 bytes
-/// apart, so that no banks collide.
+/// bfloat16 and float16 operands on either side: one product. Rows of right sides are 16 bytes aligned and an odd
+/// multiple of 16 bytes apart, so that no banks collide.
 template <typename T>
 struct RoundedProducts {
   using Operand = T;
@@ -33,16 +34,19 @@ struct RoundedProducts {
     std::uint32_t values[2];
   };
 
-  static __device__ __forceinline__ Left LoadForRows(const T* rows, int stride) {
-    const int lane = threadIdx.x % 32;
-    Left left;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(left.values[0]), "=r"(left.values[1]), "=r"(left.values[2]), "=r"(left.values[3])
-                 : "r"(SharedAddress(rows + lane % 16 * stride + lane / 16 * 8))
-                 : "memory");
-    return left;
+  static __device__ __forceinline__ Left LoadLeft(const T* left) {
+    const uint4 vector = reinterpret_cast<const uint4*>(left)[threadIdx.x % 32];
+    return {{vector.x, vector.y, vector.z, vector.w}};
   }
-  static __device__ __forceinline__ Left LoadForColumns(const T* rows, int stride) { return LoadForRows(rows, stride); }
+
+  /// The sums of column tile `tile`, 0 or 1, of a left side.
+  static __device__ __forceinline__ void StoreForRows(T* left, int tile, const float (&sums)[4]) {
+    reinterpret_cast<uint2*>(left)[threadIdx.x % 32 * 2 + tile] = {Pack<T>(sums[0], sums[1]),
+                                                                   Pack<T>(sums[2], sums[3])};
+  }
+  static __device__ __forceinline__ void StoreForColumns(T* left, int tile, const float (&sums)[4]) {
+    StoreForRows(left, tile, sums);
+  }
 
   static __device__ __forceinline__ Right LoadRows(const T* rows, int stride) {
     const int lane = threadIdx.x % 16;
@@ -79,10 +83,6 @@ struct RoundedProducts {
     for (int i = 0; i < kCount; ++i) Multiply(sums[i], left, rights[i]);
   }
 
-  static __device__ __forceinline__ void StorePair(T* to, float first, float second) {
-    *reinterpret_cast<std::uint32_t*>(to) = Pack<T>(first, second);
-  }
-
  private:
   static __device__ __forceinline__ std::uint32_t SharedAddress(const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
@@ -107,6 +107,7 @@ struct RoundedProducts {
 
 /// float32 on the left and any input dtype on the right, each float32 value as two of 11 bits that together have 21 or
 /// more: two products where the input dtype has no more than 11 bits itself, three (all but low times low) for float32.
+/// Rows of right sides are 32 bytes apart, modulo 128 (16 where T has two bytes), so that no banks collide.
 template <typename T>
 struct SplitProducts {
   using Operand = float;
@@ -120,18 +121,22 @@ struct SplitProducts {
     float values[2];
   };
 
-  /// Rows are 32 bytes (modulo 128) apart, so that no banks collide. Depths 2t and 2t + 1 take the places of t and t +
-  /// 4, as they do in LoadRows.
-  static __device__ __forceinline__ Left LoadForRows(const float* rows, int stride) {
-    const float* at = rows + Group() * stride + 2 * Thread();
-    const float2 upper = *reinterpret_cast<const float2*>(at);
-    const float2 lower = *reinterpret_cast<const float2*>(at + 8 * stride);
-    return {{upper.x, lower.x, upper.y, lower.y}};
+  static __device__ __forceinline__ Left LoadLeft(const float* left) {
+    const float4 vector = reinterpret_cast<const float4*>(left)[threadIdx.x % 32];
+    return {{vector.x, vector.y, vector.z, vector.w}};
   }
-  /// Rows are 16 bytes (modulo 128) apart.
-  static __device__ __forceinline__ Left LoadForColumns(const float* rows, int stride) {
-    const float* at = rows + Group() * stride + Thread();
-    return {{at[0], at[8 * stride], at[4], at[8 * stride + 4]}};
+
+  /// The sums of the column tile that is the left side; tile is 0. Depths 2t and 2t + 1 take the places of t and t + 4,
+  /// as they do in LoadRows.
+  static __device__ __forceinline__ void StoreForRows(float* left, int /*tile*/, const float (&sums)[4]) {
+    reinterpret_cast<float4*>(left)[threadIdx.x % 32] = {sums[0], sums[2], sums[1], sums[3]};
+  }
+  static __device__ __forceinline__ void StoreForColumns(float* left, int /*tile*/, const float (&sums)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int depth = 2 * Thread() + i;
+      reinterpret_cast<float2*>(left)[(Group() * 4 + depth % 4) * 2 + depth / 4] = {sums[i], sums[i + 2]};
+    }
   }
 
   static __device__ __forceinline__ Right LoadRows(const T* rows, int stride) {
@@ -182,10 +187,6 @@ struct SplitProducts {
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) Multiply(sums[i], high, High(rights[i].values));
-  }
-
-  static __device__ __forceinline__ void StorePair(float* to, float first, float second) {
-    *reinterpret_cast<float2*>(to) = {first, second};
   }
 
  private:
