@@ -35,12 +35,10 @@ template <typename T>
 class Outcome {
  public:
   void Set(T value) {
-    {
-      const std::lock_guard lock(mutex_);
-      EXPECT_FALSE(value_.has_value()) << "delivered twice";
-      value_ = std::move(value);
-    }
-    arrived_.notify_all();
+    const std::lock_guard lock(mutex_);
+    EXPECT_FALSE(value_.has_value()) << "delivered twice";
+    value_ = std::move(value);
+    arrived_.notify_all();  // with the lock: whoever takes the value may destroy this
   }
   bool IsSet() const {
     const std::lock_guard lock(mutex_);
