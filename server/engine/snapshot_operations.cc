@@ -126,6 +126,11 @@ class RestoreSnapshotsCall final : public OneStepCall {
 
   void Take(std::size_t i, absl::StatusOr<cache::SnapshotStore::Fetched> fetched) {
     if (!fetched.ok()) return Prepared(Annotated(fetched.status(), i));
+    if (fetched->position > kMaxPosition) {
+      return Prepared(Annotated(absl::FailedPreconditionError(absl::StrCat("its position is ", fetched->position,
+                                                                           "; a slot's may be ", kMaxPosition)),
+                                i));
+    }
     {
       const std::lock_guard lock(mutex());
       if (EndedLocked().has_value()) return;

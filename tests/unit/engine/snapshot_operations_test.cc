@@ -163,6 +163,19 @@ TEST(RestoreSnapshots, WhatAnotherTenantKeepsIsNotThere) {
   EXPECT_EQ(ReadSnapshot(scene.world, *other, KeyOf("a")).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(RestoreSnapshots, PositionsThatCouldNotBeCountedOnAreRefused) {
+  const Scene scene;
+  for (std::int64_t layer = 0; layer < kGeometry.layers; ++layer) {
+    scene.cache().slots().SetPosition(layer, 2, kMaxPosition + 1);
+  }
+  ASSERT_TRUE(scene.Save({{2, KeyOf("a")}}).ok());
+  const std::size_t before = Fingerprint(scene.cache());
+  const auto restored = scene.Restore({{KeyOf("a"), {0}}});
+  EXPECT_EQ(restored.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(restored.status().message(), HasSubstr("is 4611686018427387905; a slot's may be 4611686018427387904"));
+  EXPECT_EQ(Fingerprint(scene.cache()), before);
+}
+
 TEST(RestoreSnapshots, SlotsMustBeHeldAndDistinct) {
   Scene scene;
   ASSERT_TRUE(scene.Save({{2, KeyOf("a")}}).ok());
