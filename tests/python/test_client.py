@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -313,6 +314,24 @@ def test_shared_memory_is_counted_and_goes_with_the_session(client: gdpcache.Cli
         assert (result.v_new == expected.v_new).all()
         assert len(session.list_shared_memory()) == 1
     assert (result.v_new == expected.v_new).all()  # still there
+
+
+def test_threads_share_a_session(client: gdpcache.Client, cache: str) -> None:
+    with client.open_session(cache) as session, futures.ThreadPoolExecutor(8) as pool:
+        slots = session.acquire_slots(8)
+        calls = [random_call(slot, 600 + slot, state_indices=[slot], states=States.ALL) for slot in slots]
+        expected = [exact(call) for call in calls]
+
+        def run(call: gdpcache.PrefillCall) -> list[Any]:
+            call.initial_state = InitialState.ZERO
+            return [session.prefill(call) for _ in range(10)]
+
+        for results, value in zip(pool.map(run, calls), expected, strict=True):
+            for result in results:
+                assert result.transport is Transport.SHARED_MEMORY
+                assert close(result.v_new, value["v_new"])
+                assert (result.h == results[0].h).all()
+        assert session.transports_used == {Transport.SHARED_MEMORY: 80}
 
 
 def test_a_client_that_is_closed_stops_its_sessions(server: Server, cache: str) -> None:
