@@ -320,6 +320,8 @@ std::optional<SnapshotStore::Lookup> SnapshotStore::LookupPrefix(const SnapshotS
       if (found == nullptr) break;
       index = found->shared_from_this();
     }
+    // Most of them are not there: all there is to do is to look at one line of the table each, wherever that is.
+    for (const HashedKey& key : hashed) index->entries.prefetch(key);
     for (std::size_t n = end; n > begin; --n) {
       SnapshotEntry* const entry = SnapshotIndex::Find(*index, hashed[n - 1 - begin]);
       if (entry == nullptr) continue;
