@@ -26,6 +26,9 @@ class SnapshotWatch::Impl {
     if (Wait()) {
       call_->WriteLast(client::EncodeMessage(request), {}, nullptr);
       Wait();
+      // The server sends it when it has begun to watch: what is stored after the constructor is told.
+      call_->ReadInitialMetadata(nullptr);
+      Wait();
     }
   }
   Impl(const Impl&) = delete;

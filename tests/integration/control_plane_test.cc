@@ -131,7 +131,7 @@ TEST_P(ControlPlaneTest, TheServerDescribesItself) {
   EXPECT_EQ(info.limits().max_sequences_per_call(), 65'536);
   EXPECT_EQ(info.limits().max_session_ttl_ms(), 3'600'000);
   EXPECT_THAT(info.addresses(), ElementsAre(server_.tcp_address(), server_.unix_address()));
-  EXPECT_THAT(info.transports(), ElementsAre("inline", "stream"));
+  EXPECT_THAT(info.transports(), ElementsAre("inline", "stream", "shared_memory"));
   ASSERT_THAT(info.caches(), SizeIs(1));
   EXPECT_EQ(info.caches(0).name(), "a");
   EXPECT_GE(info.uptime_ms(), 0);

@@ -300,7 +300,8 @@ TEST_F(SnapshotTest, AWatchTellsWhyItEnds) {
 
 TEST_F(SnapshotTest, AWatchThatNobodyReadsEndsWithItsObject) {
   server_.watch_snapshots = [](const v1::WatchSnapshotsRequest&, grpc::ServerContext* context,
-                               grpc::ServerWriter<v1::WatchSnapshotsResponse>*) {
+                               grpc::ServerWriter<v1::WatchSnapshotsResponse>* writer) {
+    writer->SendInitialMetadata();
     while (!context->IsCancelled()) std::this_thread::yield();
     return grpc::Status::CANCELLED;
   };
