@@ -14,15 +14,15 @@ from gdpcache import InitialState, PrefillCall
 from gdpcache.v1 import prefill_pb2, session_pb2, tensor_pb2
 
 ROWS = np.arange(8 * 4, dtype=np.float32).reshape(8, 1, 4)
-V_NEW = {"dtype": 1, "shape": [8, 1, 4]}
-INLINE = {**V_NEW, "inline": ROWS.tobytes()}
+V_NEW: dict[str, Any] = {"dtype": 1, "shape": [8, 1, 4]}
+INLINE: dict[str, Any] = {**V_NEW, "inline": ROWS.tobytes()}
 
 
 def call(transport: str) -> PrefillCall:
     return PrefillCall(k=ROWS, w=ROWS, u=ROWS, initial_state=InitialState.ZERO, transport=transport)
 
 
-def piece(offset: int, payload: bytes, tensor: int = tensor_pb2.TENSOR_ID_V_NEW) -> prefill_pb2.PrefillFrame:
+def piece(offset: int, payload: bytes, tensor: Any = tensor_pb2.TENSOR_ID_V_NEW) -> prefill_pb2.PrefillFrame:
     return prefill_pb2.PrefillFrame(data=tensor_pb2.TensorData(tensor=tensor, offset=offset, payload=payload))
 
 
@@ -101,8 +101,8 @@ def test_a_right_answer_is_taken() -> None:
         assert (session.prefill(call("stream")).v_new == ROWS).all()
 
 
-STATE = {"dtype": 1, "shape": [1, 1, 1, 4, 4]}
-CONTENTS = {"slots": [0], "layers": [0], "positions": [5], "state": STATE}
+STATE: dict[str, Any] = {"dtype": 1, "shape": [1, 1, 1, 4, 4]}
+CONTENTS: dict[str, Any] = {"slots": [0], "layers": [0], "positions": [5], "state": STATE}
 
 
 @pytest.mark.parametrize(
