@@ -8,6 +8,7 @@ find_package(spdlog REQUIRED CONFIG)
 find_package(hwy REQUIRED CONFIG)
 find_package(nlohmann_json REQUIRED CONFIG)
 find_package(CLI11 REQUIRED CONFIG)
+find_package(prometheus-cpp REQUIRED CONFIG)
 # The distributions package xxHash without a CMake configuration; the target's name is that of xxHash's own.
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
 find_library(XXHASH_LIBRARY xxhash REQUIRED)

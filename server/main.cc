@@ -23,8 +23,11 @@
 #include "server/config/config.h"
 #include "server/engine/engine.h"
 #include "server/observe/logging.h"
+#include "server/observe/metrics_endpoint.h"
 #include "server/open_snapshots.h"
 #include "server/rpc/control/caches.h"
+#include "server/rpc/metrics/server_metrics.h"
+#include "server/rpc/metrics/state_metrics.h"
 #include "server/rpc/server.h"
 
 namespace gdpcache {
@@ -71,11 +74,13 @@ absl::Status CreateConfiguredCaches(const config::Config& config, cache::Catalog
   return absl::OkStatus();
 }
 
-void PrintReady(const rpc::Server& server, const config::Config& config, const std::string& backend) {
+void PrintReady(const rpc::Server& server, const config::Config& config, const std::string& backend,
+                const std::string& metrics) {
   std::string line = "ready";
   for (const std::string& address : server.addresses()) absl::StrAppend(&line, " address=", address);
   if (!config.unix_path.empty()) absl::StrAppend(&line, " unix=", config.unix_path);
   absl::StrAppend(&line, " backend=", backend);
+  if (!metrics.empty()) absl::StrAppend(&line, " metrics=", metrics);
   std::cout << line << std::endl;
 }
 
@@ -127,14 +132,27 @@ absl::Status Serve(const config::Config& config) {
   server_options.max_message_bytes = config.max_message_bytes;
   server_options.shared_memory_bytes = config.shared_memory_bytes;
   server_options.limits = limits;
+  std::unique_ptr<rpc::ServerMetrics> metrics;
+  if (!config.metrics.empty()) metrics = std::make_unique<rpc::ServerMetrics>();
+  server_options.metrics = metrics.get();
   server_options.max_pin_ttl = config.snapshots.max_pin_ttl;
   server_options.transfer_timeout = config.snapshots.pending_timeout;
+  std::unique_ptr<observe::MetricsEndpoint> endpoint;
+  if (metrics != nullptr) {
+    absl::StatusOr<std::unique_ptr<observe::MetricsEndpoint>> started = observe::MetricsEndpoint::Start(
+        config.metrics,
+        {metrics->registry, std::make_shared<rpc::StateMetrics>(
+                                catalog, **snapshots, **engine,
+                                rpc::StateMetrics::Build{server_options.version, device.backend, device.device})});
+    if (!started.ok()) return started.status();
+    endpoint = *std::move(started);
+  }
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
       rpc::Server::Start(server_options, device, catalog, **engine, **snapshots, clock);
   if (!server.ok()) return server.status();
   spdlog::info("serving on {} ({}), {} bytes of state memory", device.backend, device.device,
                limits.state_memory_bytes);
-  PrintReady(**server, config, device.backend);
+  PrintReady(**server, config, device.backend, endpoint == nullptr ? "" : endpoint->address());
 
   WaitForStopSignal(stop_signals);
   const absl::Duration drain_timeout = device_loss.lost() ? absl::ZeroDuration() : config.drain_timeout;

@@ -102,6 +102,7 @@ Config FromFlags() {
   snapshots.flush_timeout = absl::GetFlag(FLAGS_snapshot_flush_timeout);
   config.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
   config.log = {absl::GetFlag(FLAGS_log_level), absl::GetFlag(FLAGS_log_format)};
+  config.metrics = absl::GetFlag(FLAGS_metrics);
   return config;
 }
 
@@ -141,6 +142,10 @@ void Validate(const Config& config, Errors& errors) {
   CheckRange("default_session_ttl", config.default_session_ttl, kMinSessionTtl,
              std::max(kMinSessionTtl, config.max_session_ttl), errors);
   CheckSnapshots(config.snapshots, errors);
+  if (const absl::StatusOr<ListenAddress> parsed = ParseListenAddress(config.metrics);
+      !config.metrics.empty() && !parsed.ok()) {
+    errors.push_back(absl::StrCat("--metrics is '", config.metrics, "'; ", parsed.status().message()));
+  }
   CheckRange("drain_timeout", config.drain_timeout, absl::ZeroDuration(), kMaxDuration, errors);
 }
 

@@ -103,6 +103,7 @@ const std::vector<FlagGroup>& FlagGroups() {
        {{"drain_timeout", "DURATION"},
         {"log_level", "debug|info|warning|error"},
         {"log_format", "text|json"},
+        {"metrics", "HOST:PORT"},
         {"config", "FILE"}}},
   };
   return groups;
@@ -213,6 +214,9 @@ ABSL_FLAG(gdpcache::observe::LogLevel, log_level, gdpcache::observe::LogLevel::k
           "The least important messages to write to stderr.");
 ABSL_FLAG(gdpcache::observe::LogFormat, log_format, gdpcache::observe::LogFormat::kText,
           "Lines for people, or one JSON object a line.");
+ABSL_FLAG(std::string, metrics, "",
+          "Where GET /metrics answers Prometheus, over plain HTTP and to whoever asks. Port 0 takes a free one. Empty: "
+          "nowhere.");
 ABSL_FLAG(std::string, config, "",
           "A file with values for these flags, in protobuf text format (proto/gdpcache/config/v1/server_config.proto); "
           "flags override it.");

@@ -64,6 +64,7 @@ ABSL_DECLARE_FLAG(absl::Duration, snapshot_flush_timeout);
 ABSL_DECLARE_FLAG(absl::Duration, drain_timeout);
 ABSL_DECLARE_FLAG(gdpcache::observe::LogLevel, log_level);
 ABSL_DECLARE_FLAG(gdpcache::observe::LogFormat, log_format);
+ABSL_DECLARE_FLAG(std::string, metrics);
 ABSL_DECLARE_FLAG(std::string, config);
 
 namespace gdpcache::config {

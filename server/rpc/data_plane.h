@@ -9,6 +9,7 @@
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
 #include "server/rpc/detached_calls.h"
+#include "server/rpc/metrics/prefill_metrics.h"
 #include "server/rpc/snapshot_uploads.h"
 
 /// The calls that carry tensors. Each function takes over one RPC and returns its reactor, which deletes itself when
@@ -24,6 +25,7 @@ struct DataPlane {
   cache::SnapshotStore& snapshots;
   SnapshotUploads& uploads;
   DetachedCalls& detached;
+  PrefillMetrics* metrics;  // nullptr: nobody asks for them
 };
 
 grpc::ServerUnaryReactor* HandlePrefill(const DataPlane& plane, grpc::CallbackServerContext* context,

@@ -16,8 +16,9 @@ namespace {
 
 class PrefillReactor final : public grpc::ServerUnaryReactor {
  public:
-  PrefillReactor(grpc::CallbackServerContext& context, const v1::PrefillRequest& request, v1::PrefillResponse& response)
-      : request_(request), response_(response), in_session_(context) {}
+  PrefillReactor(grpc::CallbackServerContext& context, const v1::PrefillRequest& request, v1::PrefillResponse& response,
+                 PrefillMetrics* metrics)
+      : request_(request), response_(response), metrics_(metrics), in_session_(context) {}
 
   /// Ends with Finish, maybe on another thread and before it returns.
   void Begin(const DataPlane& plane, const grpc::CallbackServerContext& context) {
@@ -82,6 +83,7 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
     spdlog::debug("Prefill '{}': {} us in all, {} queued, {} computing", request_.request_id(), result->timing.total_us,
                   result->timing.queue_us, result->timing.compute_us);
     const std::lock_guard lock(mutex_);
+    if (metrics_ != nullptr) metrics_->Observe(call_->plan(), result->timing);
     in_session_.AnswerWaits();
     Finish(grpc::Status::OK);
   }
@@ -94,11 +96,12 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
 
   const v1::PrefillRequest& request_;
   v1::PrefillResponse& response_;
+  PrefillMetrics* const metrics_;
   engine::CallContext caller_;
   RpcInSession in_session_;
 
   std::mutex mutex_;  // guards what follows
-  std::shared_ptr<engine::Call> call_;
+  std::shared_ptr<engine::UnaryPrefill> call_;
   bool cancelled_ = false;
 };
 
@@ -106,7 +109,7 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
 
 grpc::ServerUnaryReactor* HandlePrefill(const DataPlane& plane, grpc::CallbackServerContext* context,
                                         const v1::PrefillRequest* request, v1::PrefillResponse* response) {
-  auto* const reactor = new PrefillReactor(*context, *request, *response);
+  auto* const reactor = new PrefillReactor(*context, *request, *response, plane.metrics);
   reactor->Begin(plane, *context);
   return reactor;
 }

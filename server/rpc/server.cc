@@ -141,7 +141,9 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
       transfer_expiry_(clock, [this] { return std::min(detached_.ExpireStalled(), uploads_.ExpireIdle()); }),
       service_(
           {catalog, engine, clock, expiry_, info_, {catalog, snapshots, engine, clock, options.max_pin_ttl}, uploads_},
-          {catalog, clock, engine, snapshots, uploads_, detached_}, memory_) {}
+          {catalog, clock, engine, snapshots, uploads_, detached_,
+           options.metrics == nullptr ? nullptr : &options.metrics->prefills},
+          memory_) {}
 
 Server::~Server() = default;
 
@@ -161,6 +163,11 @@ absl::Status Server::Listen(const ServerOptions& options) {
     builder.AddListeningPort("unix:" + options.unix_path, grpc::InsecureServerCredentials());
   }
   builder.RegisterService(&service_);
+  if (options.metrics != nullptr) {
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+    interceptors.push_back(options.metrics->rpcs.MakeInterceptorFactory());
+    builder.experimental().SetInterceptorCreators(std::move(interceptors));
+  }
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);                                         // the engine bounds what it answers
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);                   // two servers on one port are a mistake

@@ -20,6 +20,7 @@
 #include "server/rpc/deadline_thread.h"
 #include "server/rpc/detached_calls.h"
 #include "server/rpc/memory/memory_plane.h"
+#include "server/rpc/metrics/server_metrics.h"
 #include "server/rpc/service.h"
 #include "server/rpc/snapshot_uploads.h"
 #include "server/rpc/unix_socket.h"
@@ -33,6 +34,7 @@ struct ServerOptions {
   std::int64_t max_message_bytes = 0;
   std::int64_t shared_memory_bytes = 0;  // of system memory that clients may share; 0: no shared memory of any kind
   cache::CatalogLimits limits;           // what the catalog was made with, for GetServerInfo
+  ServerMetrics* metrics = nullptr;      // must outlive the server; nullptr: none are kept
   absl::Duration max_pin_ttl;
   absl::Duration transfer_timeout;  // of a snapshot's transfer in which nothing moves, and of an upload that broke
 };
