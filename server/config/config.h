@@ -51,7 +51,7 @@ struct Config {
   SnapshotConfig snapshots;
   absl::Duration drain_timeout;
   observe::LogOptions log;
-  std::string metrics;  // "host:port"; empty: none
+  std::string metrics;                                   // "host:port"; empty: none
   std::vector<gdpcache::v1::CreateCacheRequest> caches;  // to be created at start; their content is not validated here
 };
 

@@ -17,8 +17,8 @@ namespace gdpcache::cache {
 inline constexpr std::size_t kMinSnapshotKeyBytes = 16;
 inline constexpr std::size_t kMaxSnapshotKeyBytes = 64;
 
-/// Version of what a state's numbers mean: [H, K, V] row-major per layer, decays applied as recurrence.h says. States of
-/// another version are not interchangeable.
+/// Version of what a state's numbers mean: [H, K, V] row-major per layer, decays applied as recurrence.h says. States
+/// of another version are not interchangeable.
 inline constexpr std::int64_t kStateLayoutVersion = 1;
 
 /// Within one space a key names at most one snapshot, and any of them can be restored into any slot of a cache of that
@@ -35,8 +35,9 @@ struct SnapshotSpace {
   std::int64_t auxiliary_bytes = 0;  // per layer
 
   static SnapshotSpace Of(std::string tenant, std::string fingerprint, const Geometry& geometry) {
-    return {std::move(tenant),    std::move(fingerprint),   geometry.layers,      geometry.heads,          geometry.key_dim,
-            geometry.value_dim, geometry.num_householder, geometry.state_dtype, geometry.auxiliary_bytes};
+    return {std::move(tenant),        std::move(fingerprint), geometry.layers,
+            geometry.heads,           geometry.key_dim,       geometry.value_dim,
+            geometry.num_householder, geometry.state_dtype,   geometry.auxiliary_bytes};
   }
 
   bool operator==(const SnapshotSpace&) const = default;
