@@ -14,9 +14,12 @@
 namespace gdpcache::kernels::cuda {
 namespace {
 
+/// A failed call would be reported once more, by the next launch of this thread.
+void ForgetError() { cudaGetLastError(); }
+
 /// What a handle of another process came to: a wrong one is its sender's mistake, unless the device is lost.
 absl::Status HandleStatus(cudaError_t error, absl::string_view what) {
-  cudaGetLastError();  // or the next launch would report it
+  ForgetError();
   const absl::Status status = ToStatus(error, what);
   if (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) return status;
   return absl::InvalidArgumentError(absl::StrCat("handle: ", status.message()));
@@ -31,7 +34,7 @@ AddressRange FindAddressRange() {
   if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000, cudaEnableDefault, &result) !=
           cudaSuccess ||
       result != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();
+    ForgetError();
     return nullptr;
   }
   return reinterpret_cast<AddressRange>(function);
@@ -43,13 +46,13 @@ absl::Status CudaMemorySharing::Pin(void* data, std::size_t size) {
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
   const cudaError_t error = cudaHostRegister(data, size, cudaHostRegisterPortable);
   if (error == cudaSuccess) return absl::OkStatus();
-  cudaGetLastError();
+  ForgetError();
   return ToStatus(error, absl::StrCat("pinning ", size, " bytes of shared memory"));
 }
 
 void CudaMemorySharing::Unpin(void* data) noexcept {
   cudaSetDevice(device_);
-  cudaHostUnregister(data);
+  if (cudaHostUnregister(data) != cudaSuccess) ForgetError();
 }
 
 absl::StatusOr<MemorySharing::DeviceMemory> CudaMemorySharing::OpenMemory(absl::string_view handle) {
@@ -69,7 +72,7 @@ absl::StatusOr<MemorySharing::DeviceMemory> CudaMemorySharing::OpenMemory(absl::
   if (cudaPointerGetAttributes(&attributes, memory.data) != cudaSuccess || attributes.device != device_ ||
       address_range(&base, &memory.size, reinterpret_cast<CUdeviceptr>(memory.data)) != CUDA_SUCCESS ||
       base != reinterpret_cast<CUdeviceptr>(memory.data)) {
-    cudaGetLastError();
+    ForgetError();
     CloseMemory(memory.data);
     return absl::InvalidArgumentError(
         absl::StrCat("handle: the memory is on another device, not on ", device_uuid_, ", or is no allocation"));
@@ -79,7 +82,7 @@ absl::StatusOr<MemorySharing::DeviceMemory> CudaMemorySharing::OpenMemory(absl::
 
 void CudaMemorySharing::CloseMemory(void* data) noexcept {
   cudaSetDevice(device_);
-  cudaIpcCloseMemHandle(data);
+  if (cudaIpcCloseMemHandle(data) != cudaSuccess) ForgetError();
 }
 
 absl::StatusOr<void*> CudaMemorySharing::OpenEvent(absl::string_view handle) {
@@ -96,11 +99,15 @@ absl::StatusOr<void*> CudaMemorySharing::OpenEvent(absl::string_view handle) {
 
 void CudaMemorySharing::CloseEvent(void* event) noexcept {
   cudaSetDevice(device_);
-  cudaEventDestroy(static_cast<cudaEvent_t>(event));
+  if (cudaEventDestroy(static_cast<cudaEvent_t>(event)) != cudaSuccess) ForgetError();
 }
 
 bool CudaMemorySharing::HasHappened(void* event) {
-  return cudaSetDevice(device_) == cudaSuccess && cudaEventQuery(static_cast<cudaEvent_t>(event)) == cudaSuccess;
+  if (cudaSetDevice(device_) == cudaSuccess && cudaEventQuery(static_cast<cudaEvent_t>(event)) == cudaSuccess) {
+    return true;
+  }
+  ForgetError();
+  return false;
 }
 
 absl::Status CudaMemorySharing::WaitForEvent(void* event, Stream& stream) {
