@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -16,6 +15,7 @@
 #include "kernels/cuda/cuda_memory_sharing.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/descriptors.h"
+#include "kernels/cuda/hopper_maps.h"
 #include "kernels/cuda/memory_kernels.h"
 #include "kernels/cuda/recurrence_generic.h"
 #include "kernels/cuda/recurrence_hopper.h"
@@ -24,8 +24,6 @@
 namespace gdpcache::kernels {
 namespace cuda {
 namespace {
-
-constexpr int kMapsPerSequence = 4;  // k, w, u, all boundaries
 
 StateReference Reference(const ConstStateView& view) {
   return {const_cast<void*>(view.data), view.head_stride, view.dtype};
@@ -69,20 +67,30 @@ bool HasWork(const SequenceDescriptor& sequence) {
   return sequence.length > 0 || sequence.slot.data != nullptr || sequence.final_state.data != nullptr;
 }
 
-/// Where the parts of a launch's descriptor block lie.
-struct BlockLayout {
-  std::size_t sequences_offset = 0;
-  std::size_t boundaries_offset = 0;
-  std::size_t size = 0;
-};
+/// The descriptors of a launch, before they go to the device.
+struct Descriptors {
+  std::vector<SequenceDescriptor> sequences;
+  std::vector<BoundaryDescriptor> boundaries;
 
-BlockLayout LayOut(std::size_t maps, std::size_t sequences, std::size_t boundaries) {
-  BlockLayout layout;
-  layout.sequences_offset = maps * sizeof(CUtensorMap);
-  layout.boundaries_offset = layout.sequences_offset + sequences * sizeof(SequenceDescriptor);
-  layout.size = layout.boundaries_offset + boundaries * sizeof(BoundaryDescriptor);
-  return layout;
-}
+  explicit Descriptors(const std::vector<const Sequence*>& described) {
+    sequences.reserve(described.size());
+    for (const Sequence* sequence : described) {
+      sequences.push_back(Describe(*sequence, static_cast<std::int32_t>(boundaries.size())));
+      for (const BoundaryStore& store : sequence->boundaries) {
+        boundaries.push_back({store.boundary, Reference(store.destination)});
+      }
+    }
+  }
+
+  // Where they lie in a launch's block: sequences first.
+  std::size_t boundaries_offset() const { return sequences.size() * sizeof(SequenceDescriptor); }
+  std::size_t size() const { return boundaries_offset() + boundaries.size() * sizeof(BoundaryDescriptor); }
+
+  void CopyTo(std::byte* block) const {
+    std::copy(sequences.begin(), sequences.end(), reinterpret_cast<SequenceDescriptor*>(block));
+    std::copy(boundaries.begin(), boundaries.end(), reinterpret_cast<BoundaryDescriptor*>(block + boundaries_offset()));
+  }
+};
 
 DeviceLimits LimitsOf(const cudaDeviceProp& properties) {
   return {properties.multiProcessorCount, static_cast<int>(properties.sharedMemPerBlockOptin),
@@ -230,17 +238,10 @@ class CudaBackend final : public Backend {
   void Free(void* data, std::size_t size, MemoryKind kind) noexcept override;
 
   absl::Status MakeCurrent() const;
-  /// Gives the sequence its tensor maps where its operands can have them.
-  absl::Status EncodeMaps(const LaunchShape& shape, int value_tile, std::int32_t map_index, CUtensorMap* maps,
-                          SequenceDescriptor& sequence) const;
-
-  /// Writes the launch's descriptor block; `value_tile` is 0 for a launch without tensor maps.
-  absl::Status FillBlock(const LaunchShape& shape, const std::vector<const Sequence*>& sequences,
-                         const BlockLayout& layout, std::byte* block, int value_tile) const;
   absl::Status RunHopper(const LaunchShape& shape, const std::vector<const Sequence*>& sequences,
-                         std::size_t boundaries, CudaStream& stream) const;
+                         CudaStream& stream) const;
   absl::Status RunGeneric(const LaunchShape& shape, const std::vector<const Sequence*>& sequences,
-                          std::size_t boundaries, CudaStream& stream) const;
+                          CudaStream& stream) const;
 
   int device_;
   DeviceLimits limits_;
@@ -272,7 +273,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CudaBackend::Create(int device) {
     absl::StatusOr<TensorMapEncoder> created = TensorMapEncoder::Create();
     if (!created.ok()) return created.status();
     encoder = *created;
-    GDPCACHE_RETURN_IF_CUDA_ERROR(PrepareHopperRecurrence());
+    GDPCACHE_RETURN_IF_CUDA_ERROR(PrepareHopperRecurrence(properties.multiProcessorCount));
   }
   return std::unique_ptr<Backend>(new CudaBackend(device, properties, encoder));
 }
@@ -324,108 +325,52 @@ absl::StatusOr<std::unique_ptr<Stream>> CudaBackend::CreateStream() {
   return CudaStream::Create(device_);
 }
 
-absl::Status CudaBackend::EncodeMaps(const LaunchShape& shape, int value_tile, std::int32_t map_index,
-                                     CUtensorMap* maps, SequenceDescriptor& sequence) const {
-  struct Operand {
-    const void* data;
-    std::int64_t width;
-    int box_columns;
-  };
-  const Operand operands[] = {
-      {sequence.k, shape.key_dim, 64}, {sequence.w, shape.key_dim, 64}, {sequence.u, shape.value_dim, value_tile}};
-  if (sequence.length == 0) return absl::OkStatus();
-  const bool addressable = sequence.length <= std::numeric_limits<std::int32_t>::max() - kHopperChunk;
-  const auto fits = [](const Operand& operand) { return TensorMapEncoder::CanEncode(operand.data, operand.width * 2); };
-  if (addressable && std::all_of(std::begin(operands), std::end(operands), fits)) {
-    sequence.map_index = map_index;
-    CUtensorMap* map = maps + map_index;
-    for (const Operand& operand : operands) {
-      if (absl::Status status = encoder_->EncodeRows(map++, operand.data, shape.input_dtype, sequence.length,
-                                                     shape.heads, operand.width, operand.box_columns);
-          !status.ok()) {
-        return status;
-      }
-    }
-  }
-  const StateReference& all = sequence.all_boundaries;
-  const std::int64_t per_boundary = shape.num_householder * shape.chunk_size;
-  const std::int64_t states = (sequence.length + per_boundary - 1) / per_boundary * shape.heads;
-  if (all.data != nullptr && sequence.boundary_count == 0 && states > shape.heads &&
-      (all.dtype == DataType::kFloat32 || all.dtype == shape.input_dtype) &&
-      states <= std::numeric_limits<std::int32_t>::max() &&
-      TensorMapEncoder::CanEncode(all.data, shape.value_dim * ByteSize(all.dtype))) {
-    sequence.boundary_map = map_index + kMapsPerSequence - 1;
-    return encoder_->EncodeStates(maps + sequence.boundary_map, all.data, all.dtype, states, shape.key_dim,
-                                  shape.value_dim, all.dtype == DataType::kFloat32 ? 32 : value_tile, shape.key_dim);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CudaBackend::FillBlock(const LaunchShape& shape, const std::vector<const Sequence*>& sequences,
-                                    const BlockLayout& layout, std::byte* block, int value_tile) const {
-  auto* maps = reinterpret_cast<CUtensorMap*>(block);
-  auto* descriptors = reinterpret_cast<SequenceDescriptor*>(block + layout.sequences_offset);
-  auto* boundaries = reinterpret_cast<BoundaryDescriptor*>(block + layout.boundaries_offset);
-  std::int32_t boundary_count = 0;
-  for (std::size_t n = 0; n < sequences.size(); ++n) {
-    SequenceDescriptor descriptor = Describe(*sequences[n], boundary_count);
-    if (value_tile != 0) {
-      const auto map_index = static_cast<std::int32_t>(n) * kMapsPerSequence;
-      if (absl::Status status = EncodeMaps(shape, value_tile, map_index, maps, descriptor); !status.ok()) return status;
-    }
-    descriptors[n] = descriptor;
-    for (const BoundaryStore& store : sequences[n]->boundaries) {
-      boundaries[boundary_count++] = {store.boundary, Reference(store.destination)};
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CudaBackend::RunHopper(const LaunchShape& shape, const std::vector<const Sequence*>& sequences,
-                                    std::size_t boundaries, CudaStream& stream) const {
-  const BlockLayout layout = LayOut(sequences.size() * kMapsPerSequence, sequences.size(), boundaries);
+                                    CudaStream& stream) const {
+  Descriptors descriptors(sequences);
   HopperArguments arguments;
   arguments.shape = shape;
-  arguments.value_tile = HopperValueTile(shape, static_cast<std::int64_t>(sequences.size()), limits_.multiprocessors);
-  arguments.value_tiles = (shape.value_dim + arguments.value_tile - 1) / arguments.value_tile;
-  arguments.items = static_cast<std::int64_t>(sequences.size()) * shape.heads * arguments.value_tiles;
-  arguments.sequences_offset = static_cast<std::int64_t>(layout.sequences_offset);
-  arguments.boundaries_offset = static_cast<std::int64_t>(layout.boundaries_offset);
-  arguments.is_short = sequences.front()->length <= kHopperShort ? 1 : 0;
+  arguments.tiling = ChooseHopperTiling(shape, static_cast<std::int64_t>(sequences.size()), sequences.front()->length,
+                                        limits_.multiprocessors);
+  arguments.items = static_cast<std::int64_t>(sequences.size()) * shape.heads *
+                    (arguments.tiling.value_tiles / arguments.tiling.cluster);
+  const HopperMaps maps(shape, arguments.tiling, absl::MakeSpan(descriptors.sequences));
+  const std::size_t maps_offset =
+      (descriptors.size() + alignof(CUtensorMap) - 1) / alignof(CUtensorMap) * alignof(CUtensorMap);
+  const std::size_t size = maps_offset + maps.count() * sizeof(CUtensorMap);
+  arguments.boundaries_offset = static_cast<std::int64_t>(descriptors.boundaries_offset());
+  arguments.maps_offset = static_cast<std::int64_t>(maps_offset);
   arguments.counters = stream.counters();
-  if (layout.size <= kHopperInlineBytes) {
-    if (absl::Status status = FillBlock(shape, sequences, layout, arguments.inline_block, arguments.value_tile);
-        !status.ok()) {
-      return status;
-    }
-    return ToStatus(LaunchHopperRecurrence(arguments, limits_.multiprocessors, stream.get()),
-                    "launching the recurrence");
+  const auto fill = [&](std::byte* block) {
+    descriptors.CopyTo(block);
+    return maps.Encode(*encoder_, reinterpret_cast<CUtensorMap*>(block + maps_offset));
+  };
+  if (size <= kHopperInlineBytes) {
+    if (absl::Status status = fill(arguments.inline_block); !status.ok()) return status;
+    return ToStatus(LaunchHopperRecurrence(arguments, stream.get()), "launching the recurrence");
   }
-  absl::StatusOr<CudaStream::Scratch*> scratch = stream.AcquireScratch(layout.size);
+  absl::StatusOr<CudaStream::Scratch*> scratch = stream.AcquireScratch(size);
   if (!scratch.ok()) return scratch.status();
-  if (absl::Status status = FillBlock(shape, sequences, layout, (*scratch)->host(), arguments.value_tile); !status.ok())
-    return status;
-  if (absl::Status status = stream.Upload(**scratch, layout.size); !status.ok()) return status;
+  if (absl::Status status = fill((*scratch)->host()); !status.ok()) return status;
+  if (absl::Status status = stream.Upload(**scratch, size); !status.ok()) return status;
   arguments.uploaded_block = (*scratch)->device();
-  const absl::Status launched =
-      ToStatus(LaunchHopperRecurrence(arguments, limits_.multiprocessors, stream.get()), "launching the recurrence");
+  const absl::Status launched = ToStatus(LaunchHopperRecurrence(arguments, stream.get()), "launching the recurrence");
   const absl::Status released = stream.Release(*scratch);
   return launched.ok() ? released : launched;
 }
 
 absl::Status CudaBackend::RunGeneric(const LaunchShape& shape, const std::vector<const Sequence*>& sequences,
-                                     std::size_t boundaries, CudaStream& stream) const {
-  const BlockLayout layout = LayOut(0, sequences.size(), boundaries);
-  absl::StatusOr<CudaStream::Scratch*> scratch = stream.AcquireScratch(layout.size);
+                                     CudaStream& stream) const {
+  const Descriptors descriptors(sequences);
+  absl::StatusOr<CudaStream::Scratch*> scratch = stream.AcquireScratch(descriptors.size());
   if (!scratch.ok()) return scratch.status();
-  if (absl::Status status = FillBlock(shape, sequences, layout, (*scratch)->host(), 0); !status.ok()) return status;
-  if (absl::Status status = stream.Upload(**scratch, layout.size); !status.ok()) return status;
+  descriptors.CopyTo((*scratch)->host());
+  if (absl::Status status = stream.Upload(**scratch, descriptors.size()); !status.ok()) return status;
   const std::byte* block = (*scratch)->device();
   const absl::Status launched = ToStatus(
-      LaunchGenericRecurrence(shape, reinterpret_cast<const SequenceDescriptor*>(block + layout.sequences_offset),
-                              static_cast<std::int64_t>(sequences.size()),
-                              reinterpret_cast<const BoundaryDescriptor*>(block + layout.boundaries_offset), limits_,
-                              stream.get()),
+      LaunchGenericRecurrence(
+          shape, reinterpret_cast<const SequenceDescriptor*>(block), static_cast<std::int64_t>(sequences.size()),
+          reinterpret_cast<const BoundaryDescriptor*>(block + descriptors.boundaries_offset()), limits_, stream.get()),
       "launching the recurrence");
   const absl::Status released = stream.Release(*scratch);
   return launched.ok() ? released : launched;
@@ -438,11 +383,8 @@ absl::Status CudaBackend::RunRecurrence(const RecurrenceShape& shape, absl::Span
   // Longest first, so that the last thread blocks to finish have little left to do.
   std::vector<const Sequence*> order;
   order.reserve(sequences.size());
-  std::size_t boundaries = 0;
   for (const Sequence& sequence : sequences) {
-    if (!HasWork(Describe(sequence, 0))) continue;
-    order.push_back(&sequence);
-    boundaries += sequence.boundaries.size();
+    if (HasWork(Describe(sequence, 0))) order.push_back(&sequence);
   }
   if (order.empty()) return absl::OkStatus();
   std::stable_sort(order.begin(), order.end(),
@@ -451,9 +393,9 @@ absl::Status CudaBackend::RunRecurrence(const RecurrenceShape& shape, absl::Span
   auto& cuda_stream = static_cast<CudaStream&>(stream);
   // The choice depends on nothing that differs between sequences: results must not depend on what a batch holds.
   if (encoder_.has_value() && HopperCovers(launch_shape)) {
-    return RunHopper(launch_shape, order, boundaries, cuda_stream);
+    return RunHopper(launch_shape, order, cuda_stream);
   }
-  return RunGeneric(launch_shape, order, boundaries, cuda_stream);
+  return RunGeneric(launch_shape, order, cuda_stream);
 }
 
 absl::Status CudaBackend::CopyStates(const RecurrenceShape& shape, absl::Span<const StateCopy> copies, Stream& stream) {

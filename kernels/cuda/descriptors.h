@@ -35,8 +35,13 @@ struct SequenceDescriptor {
   StateReference all_boundaries;
   std::int32_t first_boundary = 0;  // into the launch's boundary descriptors
   std::int32_t boundary_count = 0;
-  std::int32_t map_index = -1;     // first of the sequence's tensor maps of k, w and u; -1: load without them
-  std::int32_t boundary_map = -1;  // the tensor map of all_boundaries where boundaries leave through it
+  // Of the kernel for compute capability 9.0: what leads to tensor maps, -1 where something goes without.
+  std::int32_t map_index = -1;       // the first of the maps of k, w and u
+  std::int32_t first_row = 0;        // in these
+  std::int32_t boundary_state = -1;  // boundary 0 in the map of boundaries
+  std::int32_t initial_state_index = -1;
+  std::int32_t slot_index = -1;
+  std::int32_t reserved = 0;
 };
 static_assert(sizeof(SequenceDescriptor) % 16 == 0);
 

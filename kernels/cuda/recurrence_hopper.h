@@ -15,23 +15,37 @@ namespace gdpcache::kernels::cuda {
 
 inline constexpr int kHopperChunk = 64;
 
-/// Expanded tokens up to which a launch counts as one of short sequences.
-inline constexpr std::int64_t kHopperShort = std::int64_t{4} * kHopperChunk;
+/// Expanded tokens up to which a launch counts as one of short sequences, which are initial states more than anything.
+inline constexpr std::int64_t kHopperShort = kHopperChunk;
+
+/// Expanded tokens up to which a sequence needs no tensor maps.
+inline constexpr std::int64_t kHopperUnmapped = 8;
 
 /// Descriptors that travel with the launch itself instead of being uploaded.
-inline constexpr std::size_t kHopperInlineBytes = 12288;
+inline constexpr std::size_t kHopperInlineBytes = 3840;  // 4 KB with the rest of the arguments
 
-/// A block of descriptors: four tensor maps (k, w, u, all boundaries) per sequence, then the sequences, longest first,
-/// then the boundaries.
+/// The first tensor maps of a launch.
+inline constexpr int kInitialStateMap = 0;
+inline constexpr int kSlotMap = 1;
+inline constexpr int kBoundaryMap = 2;
+inline constexpr int kStateMaps = 3;
+
+/// How a launch is divided among thread blocks.
+struct HopperTiling {
+  std::int32_t value_tile = 0;   // columns one thread block works on
+  std::int32_t value_tiles = 0;  // of a head
+  std::int32_t cluster = 0;      // thread blocks that share w and k; divides value_tiles
+  std::int32_t is_short = 0;     // no sequence is longer than kHopperShort
+};
+
+/// A block of descriptors holds the sequences, longest first, then the boundaries, then the tensor maps.
 struct HopperArguments {
   LaunchShape shape;
-  std::int64_t items = 0;       // sequences x heads x value tiles
-  std::int32_t value_tile = 0;  // columns one thread block works on, as HopperValueTile says
-  std::int32_t value_tiles = 0;
-  std::int32_t is_short = 0;                  // no sequence is longer than kHopperShort
+  std::int64_t items = 0;  // sequences x heads x clusters of value tiles
+  HopperTiling tiling;
   const std::byte* uploaded_block = nullptr;  // null: use inline_block
-  std::int64_t sequences_offset = 0;
   std::int64_t boundaries_offset = 0;
+  std::int64_t maps_offset = 0;
   unsigned long long* counters = nullptr;  // two zeros; left as zeros
   alignas(128) std::byte inline_block[kHopperInlineBytes];
 };
@@ -40,14 +54,15 @@ struct HopperArguments {
 bool HopperCovers(const LaunchShape& shape);
 
 /// Sets the kernels up on the current device; before the first launch there.
-cudaError_t PrepareHopperRecurrence();
+cudaError_t PrepareHopperRecurrence(int multiprocessors);
 
-/// Value columns per thread block: narrow tiles where there are few (sequence, head) pairs, so that more
-/// multiprocessors share the stores. Sums do not depend on it.
-int HopperValueTile(const LaunchShape& shape, std::int64_t sequences, int multiprocessors);
+/// Narrow tiles where there are few (sequence, head) pairs, so that more multiprocessors share the work; clusters where
+/// they pay. No bit depends on it. `longest` is the most expanded tokens that a sequence has.
+HopperTiling ChooseHopperTiling(const LaunchShape& shape, std::int64_t sequences, std::int64_t longest,
+                                int multiprocessors);
 
-/// Queues the kernel on `multiprocessors` or fewer thread blocks.
-cudaError_t LaunchHopperRecurrence(const HopperArguments& arguments, int multiprocessors, cudaStream_t stream);
+/// Queues the kernel.
+cudaError_t LaunchHopperRecurrence(const HopperArguments& arguments, cudaStream_t stream);
 
 }  // namespace gdpcache::kernels::cuda
 

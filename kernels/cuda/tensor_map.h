@@ -23,23 +23,35 @@ class TensorMapEncoder {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && row_bytes % 16 == 0;
   }
 
-  /// Boxes of 64 rows of one head by `box_columns` (32 or 64) of a dense [length, heads, width] tensor of 16-bit
-  /// elements, swizzled over the bytes of a box's row.
+  /// Boxes of 64 rows of one head by `box_columns` of a dense [length, heads, width] tensor of 16-bit elements. A box's
+  /// row, here and below, has 32, 64 or 128 bytes and is swizzled over them.
   absl::Status EncodeRows(CUtensorMap* map, const void* data, DataType dtype, std::int64_t length, std::int64_t heads,
                           std::int64_t width, int box_columns) const;
 
-  /// Boxes of all keys of one state by `box_columns` of dense [count, key_dim, value_dim] states, swizzled likewise.
-  absl::Status EncodeStates(CUtensorMap* map, void* data, DataType dtype, std::int64_t count, std::int64_t key_dim,
-                            std::int64_t value_dim, int box_columns, int box_keys) const;
+  /// States [count, heads, key_dim, value_dim], dense within a head.
+  struct States {
+    void* data = nullptr;
+    DataType dtype = DataType::kFloat32;
+    std::int64_t count = 0;
+    std::int64_t heads = 0;
+    std::int64_t key_dim = 0;
+    std::int64_t value_dim = 0;
+    std::int64_t head_bytes = 0;   // from one head to the next
+    std::int64_t state_bytes = 0;  // from one state to the next
+  };
+
+  /// Boxes of `box_keys` keys of one head by `box_columns`.
+  absl::Status EncodeStates(CUtensorMap* map, const States& states, int box_columns, int box_keys) const;
 
  private:
   using EncodeFunction = decltype(&cuTensorMapEncodeTiled);
-  using Sizes = std::array<std::int64_t, 3>;
   explicit TensorMapEncoder(EncodeFunction encode) : encode_(encode) {}
 
-  /// A dense tensor of these sizes, innermost first; `distances` in bytes between its rows and planes.
-  absl::Status Encode(CUtensorMap* map, const void* data, DataType dtype, const Sizes& sizes,
-                      std::array<std::int64_t, 2> distances, const Sizes& box) const;
+  /// A tensor of these sizes, innermost first; `distances` in bytes from one index of each outer dimension to the next.
+  template <std::size_t kRank>
+  absl::Status Encode(CUtensorMap* map, const void* data, DataType dtype, const std::array<std::int64_t, kRank>& sizes,
+                      const std::array<std::int64_t, kRank - 1>& distances,
+                      const std::array<std::int64_t, kRank>& box) const;
 
   EncodeFunction encode_;
 };

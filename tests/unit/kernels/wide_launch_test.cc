@@ -85,6 +85,14 @@ TEST_P(WideLaunchTest, ShortSequencesGiveTheBitsOfFewHeads) {
   }
 }
 
+TEST_P(WideLaunchTest, SequencesOfOneChunkGiveTheBitsOfFewHeads) {
+  for (const auto states_dtype : {DataType::kFloat32, DataType::kBFloat16}) {
+    ProblemSpec spec = Spec(16, 128, 128, {1, 64, 8, 9, 0, 33, 1, 63});
+    spec.states_dtype = states_dtype;
+    ExpectFirstHeadsAlone(backend(), spec, 26);
+  }
+}
+
 TEST_P(WideLaunchTest, PartialTilesGiveTheBitsOfFewHeads) {
   ExpectFirstHeadsAlone(backend(), Spec(40, 96, 80, {130, 3}), 23);
   ExpectFirstHeadsAlone(backend(), Spec(40, 40, 104, {130, 3}), 24);
