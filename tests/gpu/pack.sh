@@ -17,7 +17,8 @@ source=$(cd "$(dirname "$0")/../.." && pwd)
 mkdir -p "$output/lib"
 for program in tests/unit/kernels/gdpcache_kernel_tests tests/bench/gdpcache_cuda_bench \
   tests/bench/gdpcache_cuda_copies_bench tests/bench/gdpcache_cuda_general_bench tests/bench/gdpcache_service_bench \
-  tests/gpu/gdpcache_cuda_ipc_test server/gdpcached client/gdpcache; do
+  tests/gpu/gdpcache_cuda_ipc_test tests/integration/gdpcache_snapshot_tiers_test tests/bench/gdpcache_snapshot_bench \
+  server/gdpcached client/gdpcache; do
   strip -o "$output/$(basename $program)" "$build/$program"
   # All but the C library and the loader, which must be the host's own.
   ldd "$build/$program" | awk '$3 ~ /^\// { print $3 }' |

@@ -9,6 +9,7 @@
 #   run.sh general                  the benchmark of the general path
 #   run.sh replay                   every recorded batch through a server on the GPU, over each transport
 #   run.sh ipc                      prefills on GPU memory and events of other processes
+#   run.sh snapshots                snapshots of a server on the GPU, restored from every tier, and their benchmark
 #   run.sh service [ARGUMENTS]      the benchmark of the service on the GPU
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -64,12 +65,16 @@ case "${1:-}" in
   ipc)
     GDPCACHED_PROGRAM="$here/gdpcached" "$here/gdpcache_cuda_ipc_test"
     ;;
+  snapshots)
+    GDPCACHED_PROGRAM="$here/gdpcached" GDPCACHE_TEST_BACKEND=cuda "$here/gdpcache_snapshot_tiers_test"
+    "$here/gdpcache_snapshot_bench" --snapshots 1000 --lookups 10
+    ;;
   service)
     shift
     GDPCACHED_PROGRAM="$here/gdpcached" "$here/gdpcache_service_bench" --backend cuda "$@"
     ;;
   *)
-    sed -n '2,12p' "$0" >&2
+    sed -n '2,13p' "$0" >&2
     exit 2
     ;;
 esac

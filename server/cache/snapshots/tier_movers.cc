@@ -79,7 +79,9 @@ void TierMovers::WaitForWorkOrTime(Lock& lock) {
   const bool timeout = state_.move_work.wait_for(lock, kPeriod) == std::cv_status::timeout;
   ++state_.busy;
   for (std::size_t level = 0; timeout && level < state_.levels.size(); ++level) {
-    if (state_.levels[level].stuck) state_.CheckWatermarkLocked(level);
+    if (!state_.levels[level].stuck) continue;
+    state_.levels[level].stuck = false;
+    state_.CheckWatermarkLocked(level);
   }
 }
 
@@ -408,9 +410,8 @@ void TierMovers::RelievedLocked(std::size_t level) {
 
 void TierMovers::GiveUpReliefLocked(std::size_t level) {
   StoreLevel& place = state_.levels[level];
-  place.over = false;
   place.wanted = false;
-  place.stuck = true;
+  place.stuck = true;  // still over, if it was: what is in use now can leave later
   RetryParkedLocked(level, true);
   if (level > 0 && state_.levels[level - 1].waiting) {
     state_.levels[level - 1].waiting = false;

@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/cache/errors.h"
+#include "tests/support/eventually.h"
 #include "tests/unit/cache/snapshots/snapshot_world.h"
 
 /// How copies move between the tiers of a store.
@@ -80,6 +81,19 @@ TEST(SnapshotTiersTest, PastTheHighWatermarkTheLeastRecentlyUsedMoveDownToTheLow
   for (std::int64_t number = 1; number <= 9; ++number) ExpectIntact(world, number);
   EXPECT_EQ(world.store->counters().demotions, 4);
   EXPECT_EQ(world.store->counters().evicted, 0);
+}
+
+TEST(SnapshotTiersTest, WhatIsInUseMeanwhileMovesWhenItNoLongerIs) {
+  SnapshotWorld world({.device = 10, .host = 100, .high = 0.3, .low = 0});
+  StoreMany(world, 1, 3);
+  absl::StatusOr<std::shared_ptr<const TierCopy>> held = world.Fetch(2);
+  ASSERT_TRUE(held.ok()) << held.status();
+  StoreMany(world, 4, 4);
+  EXPECT_EQ(world.used(kDevice), kSnapshotBytes);  // below the high watermark, not yet at the low one
+  EXPECT_THAT(world.Tiers(2), ElementsAre(kDevice));
+  *held = nullptr;
+  EXPECT_TRUE(test::Eventually([&] { return world.used(kDevice) == 0; }));
+  EXPECT_THAT(world.Tiers(2), ElementsAre(kHost));
 }
 
 TEST(SnapshotTiersTest, WithoutAHostTierTheyMoveToDisk) {
