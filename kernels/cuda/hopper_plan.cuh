@@ -19,8 +19,8 @@ inline constexpr int kProductThreads = 128;  // warps 0-3
 inline constexpr int kWriters = 3;           // warps that write states
 inline constexpr int kItemReaders = 11;      // warps that read items
 inline constexpr int kItemSlots = 4;
-inline constexpr int kBoxBytes = kChunk * 128;  // 64 rows of 64 elements of w or k
-inline constexpr int kFewRows = 8;              // chunks that are copied by rows rather than boxes
+inline constexpr int kBoxBytes = kChunk * 128;                      // 64 rows of 64 elements of w or k
+inline constexpr int kFewRows = static_cast<int>(kHopperUnmapped);  // chunks that are copied by rows rather than boxes
 
 // One lane speaks for its warp, and one thread for all product warps where these have met at a barrier.
 // compute-sanitizer's racecheck does not see that, so a build for it lets every lane arrive.
