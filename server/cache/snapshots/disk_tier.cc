@@ -96,7 +96,7 @@ class DiskTier::Copy final : public TierCopy {
       FreeIfGone();
     }
     if (absl::IsDataLoss(status)) Report(DiskIncident::Kind::kDamaged, status);
-    if (absl::IsUnavailable(status)) Report(DiskIncident::Kind::kReadFailed, status);
+    if (absl::IsUnavailable(status) || absl::IsInternal(status)) Report(DiskIncident::Kind::kReadFailed, status);
     return status;
   }
 
@@ -123,7 +123,7 @@ class DiskTier::Copy final : public TierCopy {
   }
 
   absl::Status Failure(std::int64_t error) const {
-    absl::Status status = SnapshotDirectory::Failure(error, "reading", tier_.directory_->Path(id_));
+    absl::Status status = SnapshotDirectory::ReadFailure(error, "reading", tier_.directory_->Path(id_));
     // What the medium does not give back is lost.
     return error == -EIO ? absl::DataLossError(status.message()) : status;
   }

@@ -101,6 +101,12 @@ absl::Status SnapshotDirectory::Failure(std::int64_t error, absl::string_view ac
   return absl::Status(full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable, status.message());
 }
 
+absl::Status SnapshotDirectory::ReadFailure(std::int64_t error, absl::string_view action, absl::string_view path) {
+  const bool passes = error == -EMFILE || error == -ENFILE || error == -ENOMEM || error == -EAGAIN;
+  return absl::Status(passes ? absl::StatusCode::kUnavailable : absl::StatusCode::kInternal,
+                      Failure(error, action, path).message());
+}
+
 SnapshotDirectory::SnapshotDirectory(std::string path, FileSystem& file_system, OpenFile root, OpenFile lock,
                                      OpenFile temporary)
     : path_(std::move(path)),
@@ -147,11 +153,11 @@ OpenFile SnapshotDirectory::OpenDirectory(const std::string& name) const {
   return OpenFile(file_system_, file_system_.Open(root_.get(), name, kOpenDirectory, 0));
 }
 
-absl::StatusOr<OpenFile> SnapshotDirectory::FanOut(SnapshotFileId id, bool create) const {
+absl::StatusOr<OpenFile> SnapshotDirectory::MakeFanOut(SnapshotFileId id) const {
   const std::string name = FanOutName(id);
   const std::string path = absl::StrCat(path_, "/", name);
   OpenFile directory = OpenDirectory(name);
-  if (directory.get() == -ENOENT && create) {
+  if (directory.get() == -ENOENT) {
     const int made = file_system_.MakeDirectory(root_.get(), name, kDirectoryMode);
     if (made < 0 && made != -EEXIST) return Failure(made, "creating the directory", path);
     if (const int synced = file_system_.Sync(root_.get()); synced < 0) return Failure(synced, "synchronising", path_);
@@ -170,25 +176,25 @@ absl::StatusOr<SnapshotDirectory::NewFile> SnapshotDirectory::Create() {
 }
 
 absl::StatusOr<OpenFile> SnapshotDirectory::OpenForReading(SnapshotFileId id) {
-  const absl::StatusOr<OpenFile> directory = FanOut(id, /*create=*/false);
-  if (!directory.ok()) return directory.status();
-  OpenFile file(file_system_, file_system_.Open(directory->get(), FileName(id), kOpenForReading, 0));
-  if (file.get() == -ENOENT || file.get() == -ELOOP) {
+  const OpenFile directory = OpenDirectory(FanOutName(id));
+  OpenFile file(file_system_, directory.get() < 0
+                                  ? directory.get()
+                                  : file_system_.Open(directory.get(), FileName(id), kOpenForReading, 0));
+  if (file.get() == -ENOENT || file.get() == -ELOOP || file.get() == -ENOTDIR) {
     return absl::DataLossError(absl::StrCat(Path(id), " is not there any more"));
   }
-  if (file.get() < 0) return Failure(file.get(), "opening", Path(id));
+  if (file.get() < 0) return ReadFailure(file.get(), "opening", Path(id));
   struct stat info = {};
   if (const int examined = file_system_.Examine(file.get(), info); examined < 0) {
-    return Failure(examined, "examining", Path(id));
+    return ReadFailure(examined, "examining", Path(id));
   }
   if (!S_ISREG(info.st_mode)) return absl::DataLossError(absl::StrCat(Path(id), " is no regular file any more"));
   return file;
 }
 
 absl::Status SnapshotDirectory::Remove(SnapshotFileId id) {
-  const absl::StatusOr<OpenFile> directory = FanOut(id, /*create=*/false);
-  if (!directory.ok()) return directory.status();
-  const int removed = file_system_.Unlink(directory->get(), FileName(id));
+  const OpenFile directory = OpenDirectory(FanOutName(id));
+  const int removed = directory.get() < 0 ? directory.get() : file_system_.Unlink(directory.get(), FileName(id));
   return removed < 0 && removed != -ENOENT ? Failure(removed, "removing", Path(id)) : absl::OkStatus();
 }
 
@@ -219,7 +225,7 @@ SnapshotDirectory::NewFile::~NewFile() {
 absl::Status SnapshotDirectory::NewFile::Publish() {
   FileSystem& file_system = directory_.file_system_;
   const std::string path = directory_.Path(id_);
-  const absl::StatusOr<OpenFile> target = directory_.FanOut(id_, /*create=*/true);
+  const absl::StatusOr<OpenFile> target = directory_.MakeFanOut(id_);
   if (!target.ok()) return target.status();
   if (const int synced = file_system.Sync(file_.get()); synced < 0) return Failure(synced, "synchronising", path);
   const std::string name = FileName(id_);

@@ -77,10 +77,10 @@ class SnapshotDirectory {
   };
   absl::StatusOr<NewFile> Create();
 
-  /// Opens a file for reading. DATA_LOSS when it is not there any more or is no regular file.
+  /// Opens a file for reading. DATA_LOSS when it is not there any more or is no regular file, else as ReadFailure.
   absl::StatusOr<OpenFile> OpenForReading(SnapshotFileId id);
 
-  /// OK also when it is not there. A power failure may bring a removed file back.
+  /// OK also when it, or its directory, is not there. A power failure may bring a removed file back.
   absl::Status Remove(SnapshotFileId id);
 
   /// RESOURCE_EXHAUSTED when the file system has less than `bytes` left.
@@ -92,6 +92,9 @@ class SnapshotDirectory {
 
   /// The status for a failed call: RESOURCE_EXHAUSTED when there is no room, else UNAVAILABLE. `error` is -errno.
   static absl::Status Failure(std::int64_t error, absl::string_view action, absl::string_view path);
+  /// The same for reading: UNAVAILABLE when the process or the system has had too little of something, and another try
+  /// may succeed; else INTERNAL.
+  static absl::Status ReadFailure(std::int64_t error, absl::string_view action, absl::string_view path);
 
  private:
   class Scanner;
@@ -99,7 +102,7 @@ class SnapshotDirectory {
   SnapshotDirectory(std::string path, FileSystem& file_system, OpenFile root, OpenFile lock, OpenFile temporary);
 
   OpenFile OpenDirectory(const std::string& name) const;
-  absl::StatusOr<OpenFile> FanOut(SnapshotFileId id, bool create) const;
+  absl::StatusOr<OpenFile> MakeFanOut(SnapshotFileId id) const;
 
   std::string path_;
   FileSystem& file_system_;

@@ -34,6 +34,7 @@ namespace gdpcache::cache {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -618,6 +619,30 @@ TEST_F(DiskTierTest, WhatTheMediumDoesNotGiveBackIsLost) {
   file_system_.FailAfter(Operation::kOpen, 0, EMFILE);
   EXPECT_EQ(Load(*copy, SampleSnapshot(1)).code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(Incidents(), ElementsAre(Kind::kDamaged, Kind::kReadFailed));
+}
+
+TEST_F(DiskTierTest, WhetherAnotherTryMaySucceedTellsTheStatus) {
+  const std::shared_ptr<TierCopy> copy = MustStore(Reopen(), SampleSnapshot(1));
+  for (const Operation operation : {Operation::kOpen, Operation::kExamine, Operation::kRead}) {
+    for (const int error : {EMFILE, ENFILE, ENOMEM}) {
+      file_system_.FailAfter(operation, 0, error);
+      EXPECT_EQ(Load(*copy, SampleSnapshot(1)).code(), absl::StatusCode::kUnavailable) << error;
+    }
+    file_system_.FailAfter(operation, 0, EACCES);
+    EXPECT_EQ(Load(*copy, SampleSnapshot(1)).code(), absl::StatusCode::kInternal);
+  }
+  EXPECT_THAT(Incidents(), Each(Kind::kReadFailed));
+  EXPECT_EQ(Incidents().size(), 12);
+}
+
+TEST_F(DiskTierTest, WhatHasGoneWithItsFolderIsLostAndCountsNoMore) {
+  DiskTier& tier = Reopen();
+  const std::shared_ptr<TierCopy> copy = MustStore(tier, SampleSnapshot(1));
+  fs::remove_all(fs::path(Files()[0]).parent_path());
+  EXPECT_EQ(Load(*copy, SampleSnapshot(1)).code(), absl::StatusCode::kDataLoss);
+  copy->Remove();
+  EXPECT_EQ(tier.used(), 0);
+  EXPECT_THAT(Incidents(), ElementsAre(Kind::kDamaged));
 }
 
 TEST_F(DiskTierTest, AFileThatCannotBeRemovedStillCounts) {
