@@ -2,14 +2,15 @@
 #define GDPCACHE_SERVER_CACHE_SNAPSHOTS_PENDING_SNAPSHOTS_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/cache/slot_table.h"
@@ -24,9 +25,9 @@ struct PendingSnapshot {
   std::shared_ptr<SpaceIndex> space;  // counted as a user of it
   std::string key;
   std::int64_t position = 0;
-  std::vector<std::optional<SnapshotMemory>> parts;  // by layer
-  std::vector<bool> begun;                           // by layer
-  std::int64_t delivered = 0;
+  // By layer, only those that there are: nobody is charged for the memory of anything else here.
+  std::map<std::int64_t, SnapshotMemory> parts;  // delivered
+  absl::flat_hash_set<std::int64_t> begun;
   std::int64_t open_drafts = 0;
   absl::Time last_part;  // or when it was begun
   /// Why it will not become one, if so: a part found no room. Then it has no parts and is charged to nobody, and stays

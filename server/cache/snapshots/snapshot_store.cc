@@ -47,7 +47,7 @@ class SnapshotDraft::Memory {
     const std::lock_guard lock(state_.mutex);
     --pending_->open_drafts;
     // It was all there was of the snapshot.
-    if (!pending_->gone && pending_->open_drafts == 0 && pending_->delivered == 0 && pending_->failure.empty()) {
+    if (!pending_->gone && pending_->open_drafts == 0 && pending_->parts.empty() && pending_->failure.empty()) {
       state_.EndPendingLocked(*pending_);
     }
   }
@@ -147,9 +147,11 @@ absl::StatusOr<SnapshotDraft> SnapshotStore::BeginPart(SessionKey session, const
         return Present(state, *entry);
       }
     }
+    if (const absl::Status fits = state.CheckFits(0, record.space); !fits.ok()) {
+      return NoSpace(record.position, fits.message());
+    }
     if (pending != nullptr && !pending->failure.empty()) {
-      if (pending->position == record.position && !pending->begun[layer]) {
-        pending->begun[layer] = true;
+      if (pending->position == record.position && pending->begun.insert(layer).second) {
         return NoSpace(record.position, pending->failure);
       }
       // The layers come anew.
@@ -172,15 +174,13 @@ absl::StatusOr<SnapshotDraft> SnapshotStore::BeginPart(SessionKey session, const
       pending->space = state.index.AddUser(record.space);
       pending->key = record.key;
       pending->position = record.position;
-      pending->parts.resize(static_cast<std::size_t>(record.space.layers));
-      pending->begun.resize(static_cast<std::size_t>(record.space.layers));
       pending->last_part = state.clock.Now();
       const absl::Status charged = state.ChargeLocked(pending->space->tenant, record.space.snapshot_bytes(), aftermath);
       if (!charged.ok()) pending->failure = std::string(charged.message());
       state.pending.Add(pending);
       state.move_work.notify_one();  // the thread that ends it
     }
-    pending->begun[layer] = true;
+    pending->begun.insert(layer);
     if (!pending->failure.empty()) return NoSpace(record.position, pending->failure);
     ++pending->open_drafts;
   }
@@ -214,6 +214,9 @@ SnapshotDraft SnapshotStore::BeginWhole(const SnapshotRecord& record, TierKind k
     if (SnapshotEntry* const entry = state.index.Find(record.space, record.key); entry != nullptr) {
       return Present(state, *entry);
     }
+    if (const absl::Status fits = state.CheckFits(level, record.space); !fits.ok()) {
+      return NoSpace(record.position, fits.message());
+    }
     pending->space = state.index.AddUser(record.space);
     const absl::Status charged = state.ChargeLocked(pending->space->tenant, record.space.snapshot_bytes(), aftermath);
     if (!charged.ok()) {
@@ -244,24 +247,22 @@ SnapshotOutcome SnapshotStore::Commit(SnapshotDraft draft) {
     return outcome;
   }
 
-  SnapshotMemory memory;
-  if (pending->whole) {
-    memory = std::move(written.memory);
-  } else {
-    std::optional<SnapshotMemory>& part = pending->parts[written.layer()];
-    if (!part.has_value()) {
-      part = std::move(written.memory);
-      ++pending->delivered;
+  if (!pending->whole) {
+    if (pending->parts.try_emplace(written.layer(), std::move(written.memory)).second) {
       state.pending.SetLastPart(*pending, state.clock.Now());
     }
-    if (pending->delivered < space->identity.layers) return {SnapshotResult::kPending, pending->position, ""};
-    for (std::optional<SnapshotMemory>& layer : pending->parts) memory.Append(*std::move(layer));
-    pending->parts.clear();
+    if (static_cast<std::int64_t>(pending->parts.size()) < space->identity.layers) {
+      return {SnapshotResult::kPending, pending->position, ""};
+    }
   }
   if (const absl::Status room = state.MakeIndexRoomLocked(aftermath); !room.ok()) {
     state.EndPendingLocked(*pending);
     return NoSpace(pending->position, room.message());
   }
+  SnapshotMemory memory;
+  if (pending->whole) memory = std::move(written.memory);
+  for (auto& [layer, part] : pending->parts) memory.Append(std::move(part));
+  pending->parts.clear();
   const std::size_t level = written.level();
   state.PublishLocked(space, pending->key, pending->position, level,
                       state.levels[level].memory->Adopt(std::move(memory)), aftermath);

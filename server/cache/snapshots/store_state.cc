@@ -38,6 +38,15 @@ StoreState::StoreState(kernels::Backend& the_backend, const Clock& the_clock, st
 
 StoreState::~StoreState() = default;
 
+absl::Status StoreState::CheckFits(std::size_t level, const SnapshotSpace& space) const {
+  const StoreLevel& place = levels[level];
+  const std::int64_t bytes =
+      place.memory == nullptr ? space.snapshot_bytes() : MemoryTier::Footprint(space, space.layers);
+  if (bytes <= place.tier->capacity()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the ", Name(place.tier->kind()), " tier: a snapshot takes ", bytes,
+                                                   " bytes; all of the tier are ", place.tier->capacity()));
+}
+
 absl::StatusOr<SnapshotMemory> StoreState::Allocate(std::size_t level, const SnapshotSpace& space, std::int64_t count) {
   MemoryTier& tier = *levels[level].memory;
   while (true) {
@@ -165,9 +174,8 @@ void StoreState::FailPendingLocked(PendingSnapshot& unfinished, absl::string_vie
   if (!unfinished.failure.empty()) return;
   unfinished.failure = std::string(failure);
   unfinished.space->tenant.bytes -= unfinished.space->identity.snapshot_bytes();
-  if (unfinished.delivered > 0) ++counters.abandoned;
-  unfinished.delivered = 0;
-  for (std::optional<SnapshotMemory>& part : unfinished.parts) part.reset();
+  if (!unfinished.parts.empty()) ++counters.abandoned;
+  unfinished.parts.clear();
 }
 
 std::string StoreState::PinLocked(SpaceIndex& space, std::vector<std::shared_ptr<SnapshotEntry>> entries,

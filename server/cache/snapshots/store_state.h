@@ -97,6 +97,10 @@ class StoreState {
   /// Where what is loaded from disk goes.
   std::size_t load_level() const { return last() - 1; }
 
+  /// RESOURCE_EXHAUSTED when the level is too small for a whole snapshot of the space, whatever leaves it: to be asked
+  /// before anything is made to.
+  absl::Status CheckFits(std::size_t level, const SnapshotSpace& space) const;
+
   /// Memory at once, from free room or from copies that may go; RESOURCE_EXHAUSTED else.
   absl::StatusOr<SnapshotMemory> Allocate(std::size_t level, const SnapshotSpace& space, std::int64_t count);
 

@@ -32,7 +32,8 @@ class TierCopy {
   virtual absl::Span<const SnapshotPart> parts() const = 0;
 
   /// Reads everything into `destination` (one part per layer, memory that the backend's CopyBytes reaches) and waits.
-  /// DATA_LOSS when the stored bytes are not those once stored; the destination's content is then undefined.
+  /// DATA_LOSS when the stored bytes are not those once stored, UNAVAILABLE when they may be readable another time;
+  /// after any error the destination's content is undefined.
   virtual absl::Status Load(absl::Span<const SnapshotPart> destination, kernels::Stream& stream) const = 0;
 
   /// Forgets the snapshot for good; readers that have begun are not disturbed.

@@ -119,10 +119,12 @@ void TierMovers::Load(std::shared_ptr<SnapshotLoad> load, kernels::Stream& strea
   absl::StatusOr<SnapshotStore::Fetched> result = absl::NotFoundError("the snapshot has been deleted");
   std::shared_ptr<TierCopy> loaded;
   bool no_room = false;
+  bool fits = true;
   if (source != nullptr) {
     absl::StatusOr<SnapshotMemory> memory = state_.Allocate(level, space, space.layers);
     absl::Status status = memory.status();
     no_room = !memory.ok();
+    fits = state_.CheckFits(level, space).ok();
     if (memory.ok()) status = source->Load(memory->parts(), stream);
     if (status.ok()) {
       loaded = state_.levels[level].memory->Adopt(*std::move(memory));
@@ -137,7 +139,7 @@ void TierMovers::Load(std::shared_ptr<SnapshotLoad> load, kernels::Stream& strea
     lock.lock();
     state_.index.SetWriting(entry, level, false);
     StoreLevel& place = state_.levels[level];
-    if (no_room && absl::IsResourceExhausted(result.status())) {
+    if (no_room && fits && absl::IsResourceExhausted(result.status())) {
       if (place.left != left_before) {  // there may be room now
         state_.loads.push_back(std::move(load));
         return;
@@ -153,6 +155,11 @@ void TierMovers::Load(std::shared_ptr<SnapshotLoad> load, kernels::Stream& strea
     } else if (loaded != nullptr) {
       ++state_.counters.promotions;
       if (!entry.removed) state_.index.SetCopy(entry, level, loaded);
+    } else if (absl::IsUnavailable(result.status())) {
+      // That says nothing about the snapshot, which is worth more than this one use of it.
+      ++state_.counters.tier_errors;
+      aftermath.Log(absl::StrCat("a snapshot cannot be read now: ", result.status().ToString()));
+      result = absl::UnavailableError("the snapshot cannot be read now");
     } else if (!entry.removed) {
       const bool damaged = absl::IsDataLoss(result.status());
       ++(damaged ? state_.counters.checksum_failures : state_.counters.tier_errors);
@@ -297,9 +304,11 @@ TierMovers::Copied TierMovers::CopyDown(const std::shared_ptr<SnapshotEntry>& en
   if (source == nullptr) return Copied::kDone;  // dropped meanwhile, and so is the reason to copy it
   state_.index.SetWriting(*entry, target, true);
   const SnapshotRecord record = entry->record();
-  absl::StatusOr<std::shared_ptr<TierCopy>> copy = absl::ResourceExhaustedError("the snapshot is larger than the tier");
+  const absl::Status fits = state_.CheckFits(target, record.space);
+  absl::StatusOr<std::shared_ptr<TierCopy>> copy;
+  if (!fits.ok()) copy = fits;
   bool made_room = false;
-  while (record.space.snapshot_bytes() <= level.tier->capacity()) {
+  while (fits.ok()) {
     lock.unlock();
     copy = level.tier->Store(record, source->parts(), stream);
     lock.lock();

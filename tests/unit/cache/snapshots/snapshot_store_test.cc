@@ -1,5 +1,8 @@
 #include "server/cache/snapshots/snapshot_store.h"
 
+#include <malloc.h>
+
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -223,6 +226,25 @@ TEST_F(SnapshotStoreTest, UnfinishedSnapshotsGoWhenNoPartHasComeForTheTimeout) {
   EXPECT_EQ(store_.counters().abandoned, 1);
   EXPECT_EQ(world_.StorePart(kSession, 2, 64, 1)->result, SnapshotResult::kStored);
   EXPECT_EQ(world_.StoreParts(kSession, 1, 128).result, SnapshotResult::kStored);
+}
+
+/// What the process has allocated; sanitizers' allocators tell nothing.
+std::int64_t HeapBytes() {
+  const struct mallinfo2 info = mallinfo2();
+  return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
+}
+
+TEST(SnapshotStoreLimitsTest, UnfinishedSnapshotsTakeMemoryForThePartsThatCameOnly) {
+  SnapshotSpace space = TestSpace();
+  space.layers = 65'536;
+  SnapshotWorld world({.device = 2 * space.layers});
+  ASSERT_EQ(world.StorePart(kSession, 0, 64, 0, space)->result, SnapshotResult::kPending);
+  const std::int64_t before = HeapBytes();
+  constexpr std::int64_t kCount = 100;
+  for (std::int64_t number = 1; number <= kCount; ++number) {
+    ASSERT_EQ(world.StorePart(kSession, number, 64, number, space)->result, SnapshotResult::kPending);
+  }
+  EXPECT_LT(HeapBytes() - before, kCount * 4'096);
 }
 
 TEST_F(SnapshotStoreTest, TheNumberOfUnfinishedSnapshotsIsBounded) {

@@ -259,6 +259,60 @@ TEST(SnapshotTiersTest, WhatCannotBeReadIsAMissAndDropped) {
   ExpectIntact(world, 2);
 }
 
+TEST(SnapshotTiersTest, WhatCannotBeReadNowStaysForAnotherTime) {
+  SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
+  StoreMany(world, 1, 4);
+  const std::int64_t on_disk = world.disk->copies();
+  world.disk->FailAfter(TierOperation::kLoad, 0, absl::UnavailableError("too many open files"));
+  EXPECT_TRUE(absl::IsUnavailable(world.Fetch(1).status()));
+  EXPECT_EQ(world.store->counters().tier_errors, 1);
+  EXPECT_EQ(world.store->counters().evicted, 0);
+  EXPECT_THAT(world.log(), ElementsAre(HasSubstr("too many open files")));
+  world.store->WaitUntilIdle();
+  EXPECT_EQ(world.disk->copies(), on_disk);
+  ExpectIntact(world, 1);
+}
+
+TEST(SnapshotTiersTest, WhatIsLargerThanATierTakesNoRoomFromOthers) {
+  SnapshotSpace large = TestSpace();
+  large.layers = 10;  // of 512 bytes, in tiers of 4,096
+  for (const bool quota : {false, true}) {
+    SnapshotOptions options = WriteThrough();
+    if (quota) options.limits.tenant_bytes = 6 * kSnapshotBytes;
+    SnapshotWorld world({.device = 4, .disk = 100, .options = options});
+    StoreMany(world, 1, 4);
+    for (std::int64_t layer = 0; layer < large.layers; ++layer) {
+      const absl::StatusOr<SnapshotOutcome> outcome = world.StorePart(1, 9, 64, layer, large);
+      ASSERT_TRUE(outcome.ok());
+      EXPECT_EQ(outcome->result, SnapshotResult::kNoSpace);
+      EXPECT_EQ(outcome->message, "the device tier: a snapshot takes 5120 bytes; all of the tier are 4096");
+    }
+    EXPECT_EQ(world.Store(9, 64, large).result, SnapshotResult::kNoSpace);
+    world.store->WaitUntilIdle();
+    for (std::int64_t number = 1; number <= 4; ++number) {
+      EXPECT_THAT(world.Tiers(number), ElementsAre(kDevice, kDisk)) << number;
+    }
+  }
+}
+
+TEST(SnapshotTiersTest, WhatIsTooLargeToBeLoadedMovesNothingOut) {
+  SnapshotWorld world({.device = 4, .disk = 100, .options = WriteThrough()});
+  SnapshotSpace large = TestSpace();
+  large.layers = 10;
+  MemoryTier memory(world.backend, kHost, 8 * kSnapshotBytes);
+  const absl::StatusOr<SnapshotMemory> source = memory.Allocate(large, large.layers);
+  const std::unique_ptr<kernels::Stream> stream = *world.backend.CreateStream();
+  const SnapshotRecord record = {large, Key(9), 64};  // from a run with a larger tier
+  world.store->Recover(record, *world.disk->Store(record, source->parts(), *stream));
+  StoreMany(world, 1, 4);
+  EXPECT_TRUE(absl::IsResourceExhausted(world.Fetch(9, large).status()));
+  world.store->WaitUntilIdle();
+  EXPECT_TRUE(world.Has(9, large));
+  for (std::int64_t number = 1; number <= 4; ++number) {
+    EXPECT_THAT(world.Tiers(number), ElementsAre(kDevice, kDisk)) << number;
+  }
+}
+
 TEST(SnapshotTiersTest, ALoadMakesRoomByMovingOthersDown) {
   SnapshotWorld world({.device = 1, .host = 1, .disk = 100});
   // 1 on disk only, 2 in the host tier only.
