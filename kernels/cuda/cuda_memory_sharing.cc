@@ -17,11 +17,12 @@ namespace {
 /// A failed call would be reported once more, by the next launch of this thread.
 void ForgetError() { cudaGetLastError(); }
 
-/// What a handle of another process came to: a wrong one is its sender's mistake, unless the device is lost.
+/// What a handle of another process came to: a wrong one is its sender's mistake, whatever CUDA calls it. (A lost
+/// device shows at the next launch.)
 absl::Status HandleStatus(cudaError_t error, absl::string_view what) {
   ForgetError();
   const absl::Status status = ToStatus(error, what);
-  if (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) return status;
+  if (absl::IsResourceExhausted(status)) return status;
   return absl::InvalidArgumentError(absl::StrCat("handle: ", status.message()));
 }
 
