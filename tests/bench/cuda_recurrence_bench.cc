@@ -138,6 +138,7 @@ class Bench {
   void RunShape(const BenchShape& shape);
   void StateCopies();
   void SmallCall();
+  void KeptBoundaries(const BenchShape& shape);
   void Summary() const;
 
  private:
@@ -465,6 +466,19 @@ void Bench::StateCopies() {
   }
 }
 
+/// What it costs that a prefill keeps three boundaries of every sequence, as prefix caching does.
+void Bench::KeptBoundaries(const BenchShape& shape) {
+  std::vector<Set> sets;
+  for (int i = 0; i < 4; ++i) sets.push_back(MakeSet(shape, DataType::kFloat32, false));
+  const double keeping = MedianMicroseconds(Shape(shape), sets);
+  for (Set& set : sets) {
+    for (Sequence& sequence : set.sequences) sequence.boundaries = {};
+  }
+  const double without = MedianMicroseconds(Shape(shape), sets);
+  std::printf("%c without boundaries %8.1f us, keeping three of each sequence %8.1f us: %+.1f %%\n", shape.name,
+              without, keeping, 100 * (keeping / without - 1));
+}
+
 void Bench::SmallCall() {
   const BenchShape small{'-', {64}, 1, 1, 128, 128, Kind::kShort, {1, 1}};
   Set set = MakeSet(small, DataType::kFloat32, true);
@@ -521,6 +535,9 @@ int Main(int argc, char** argv) {
     if (wanted.empty() || wanted.find(shape.name) != std::string::npos) bench.RunShape(shape);
   }
   bench.Summary();
+  for (const BenchShape& shape : Shapes()) {
+    if (shape.name == 'C' && (wanted.empty() || wanted.find('C') != std::string::npos)) bench.KeptBoundaries(shape);
+  }
   if (!only_shapes) {
     bench.StateCopies();
     bench.SmallCall();
