@@ -95,8 +95,8 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
   void OnCancel() override { Stop(ClientGone()); }
 
   void OnDone() override {
-    link_->Cut();
     { const std::lock_guard lock(mutex_); }  // behind whoever has finished
+    link_->Cut();
     delete this;
   }
 
@@ -223,8 +223,8 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
   void OnCancel() override { Stop(ClientGone()); }
 
   void OnDone() override {
-    link_->Cut();
     { const std::lock_guard lock(mutex_); }  // behind whoever has finished
+    link_->Cut();
     delete this;
   }
 
@@ -367,8 +367,8 @@ class WatchSnapshotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBu
   void OnCancel() override { Stop(ClientGone()); }
 
   void OnDone() override {
-    link_->Cut();
     { const std::lock_guard lock(mutex_); }  // behind whoever has finished
+    link_->Cut();
     delete this;
   }
 

@@ -256,7 +256,7 @@ TEST_P(SnapshotTest, WhatFindsNoRoomIsAnOutcomeAndTheCallGoesOn) {
 }
 
 TEST_P(SnapshotTest, ATenantsQuotaAndPinBudgetHold) {
-  const std::int64_t bytes = 2 * (2 * 8 * 12 * 4 + 5);
+  const std::int64_t bytes = std::int64_t{2} * (2 * 8 * 12 * 4 + 5);
   ServerProcess server(
       {"--snapshot-tenant-quota=" + std::to_string(3 * bytes), "--snapshot-pin-budget=" + std::to_string(2 * bytes)});
   SnapshotModel model(AddressOf(server));
