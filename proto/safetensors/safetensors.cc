@@ -65,14 +65,16 @@ std::string Quoted(std::string_view name) {
 /// The product of `shape`, or -1 when it, times `element_size`, overflows or a dimension is negative. A zero dimension
 /// does not excuse an overflow among the others.
 std::int64_t CountElements(const std::vector<std::int64_t>& shape, std::int64_t element_size) {
-  std::int64_t product = element_size;
+  std::int64_t elements = 1;
+  std::int64_t bytes = 0;
   bool zero = false;
   for (const std::int64_t dimension : shape) {
     if (dimension < 0) return -1;
     zero |= dimension == 0;
-    if (dimension != 0 && __builtin_mul_overflow(product, dimension, &product)) return -1;
+    if (dimension != 0 && __builtin_mul_overflow(elements, dimension, &elements)) return -1;
+    if (__builtin_mul_overflow(elements, element_size, &bytes)) return -1;
   }
-  return zero ? 0 : product / element_size;
+  return zero ? 0 : elements;
 }
 
 /// Receives the header's JSON event by event, so that nothing but the expected structure is ever held, and duplicate
