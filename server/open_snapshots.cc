@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,7 +33,7 @@ void LogIncident(const cache::DiskIncident& incident) {
   if (incident.files == 1) {
     spdlog::warn("snapshots on disk: {}: {}: {}", kind, incident.path, why);
   } else {
-    spdlog::warn("snapshots on disk: {}: {} files, the first {}: {}", kind, incident.files, incident.path, why);
+    spdlog::warn("snapshots on disk: {}: {} files, one of them {}: {}", kind, incident.files, incident.path, why);
   }
 }
 
@@ -62,7 +63,8 @@ absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> OpenSnapshots(const config
     cache::DiskTier::Options options;
     options.directory = config.directory;
     options.capacity = config.disk_bytes;
-    options.report = LogIncident;
+    options.report = [digest = std::make_shared<cache::IncidentDigest>(clock, LogIncident)](
+                         const cache::DiskIncident& incident) { digest->Add(incident); };
     absl::StatusOr<std::unique_ptr<cache::DiskTier>> disk = cache::DiskTier::Open(
         std::move(options), backend, [&recovered](cache::SnapshotRecord record, std::shared_ptr<cache::TierCopy> copy) {
           recovered.emplace_back(std::move(record), std::move(copy));

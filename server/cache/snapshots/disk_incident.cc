@@ -22,4 +22,17 @@ absl::string_view Name(DiskIncident::Kind kind) {
   return "unknown";
 }
 
+void IncidentDigest::Add(DiskIncident incident) {
+  {
+    const std::lock_guard lock(mutex_);
+    Kind& kind = kinds_[static_cast<std::size_t>(incident.kind)];
+    kind.files += incident.files;
+    const absl::Time now = clock_.Now();
+    if (now - kind.told < kPeriod) return;
+    kind.told = now;
+    incident.files = std::exchange(kind.files, 0);
+  }
+  report_(incident);
+}
+
 }  // namespace gdpcache::cache

@@ -6,11 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "server/cache/clock.h"
 
 namespace gdpcache::cache {
 
@@ -28,9 +31,9 @@ struct DiskIncident {
   static constexpr std::size_t kKinds = 7;
 
   Kind kind = Kind::kFull;
-  std::string path;        // of the first of them
+  std::string path;        // of one of them
   std::int64_t files = 1;  // the scan tells each kind once
-  absl::Status status;     // what is wrong with that first one
+  absl::Status status;     // what is wrong with that one
 };
 
 /// "full", "write_failed", ...
@@ -53,6 +56,30 @@ class DiskIncidents {
  private:
   std::function<void(const DiskIncident&)> report_;
   std::array<std::atomic<std::int64_t>, DiskIncident::kKinds> counts_ = {};
+};
+
+/// Passes on the first incident of each kind, and then one in a while that stands for those since: a disk that stays
+/// full is met by every snapshot. Thread-safe.
+class IncidentDigest {
+ public:
+  static constexpr absl::Duration kPeriod = absl::Minutes(1);
+
+  /// `clock` must outlive the object.
+  IncidentDigest(const Clock& clock, std::function<void(const DiskIncident&)> report)
+      : clock_(clock), report_(std::move(report)) {}
+
+  void Add(DiskIncident incident);
+
+ private:
+  struct Kind {
+    absl::Time told = absl::InfinitePast();
+    std::int64_t files = 0;  // since
+  };
+
+  const Clock& clock_;
+  const std::function<void(const DiskIncident&)> report_;
+  std::mutex mutex_;
+  std::array<Kind, DiskIncident::kKinds> kinds_;
 };
 
 }  // namespace gdpcache::cache

@@ -158,7 +158,6 @@ void TierMovers::Load(std::shared_ptr<SnapshotLoad> load, kernels::Stream& strea
     } else if (absl::IsUnavailable(result.status())) {
       // That says nothing about the snapshot, which is worth more than this one use of it.
       ++state_.counters.tier_errors;
-      aftermath.Log(absl::StrCat("a snapshot cannot be read now: ", result.status().ToString()));
       result = absl::UnavailableError("the snapshot cannot be read now");
     } else if (!entry.removed) {
       const bool damaged = absl::IsDataLoss(result.status());

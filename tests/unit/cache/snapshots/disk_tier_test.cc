@@ -26,6 +26,7 @@
 #include "tests/support/fault_injecting_backend.h"
 #include "tests/support/fault_injecting_file_system.h"
 #include "tests/support/heap_backend.h"
+#include "tests/support/manual_clock.h"
 #include "tests/support/sample_snapshot.h"
 #include "tests/support/separate_memory_backend.h"
 #include "tests/support/temporary_directory.h"
@@ -366,6 +367,26 @@ TEST_F(DiskTierTest, ACopyRemovedBeforeItsFileWasOpenedIsNotDamaged) {
   EXPECT_EQ(Load(*copy, SampleSnapshot(1)).code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(Incidents(), IsEmpty());
   EXPECT_EQ(tier.used(), 0);
+}
+
+// --- incidents ---
+
+TEST(IncidentDigestTest, OneOfAKindIsToldAtOnceAndTheRestOnceInAWhile) {
+  test::ManualClock clock;
+  std::vector<DiskIncident> told;
+  IncidentDigest digest(clock, [&](const DiskIncident& incident) { told.push_back(incident); });
+  for (int n = 0; n < 1'000; ++n) digest.Add({Kind::kFull, "a", 1, absl::ResourceExhaustedError("full")});
+  digest.Add({Kind::kDamaged, "b", 3, absl::DataLossError("torn")});
+  ASSERT_EQ(told.size(), 2);
+  EXPECT_EQ(told[0].kind, Kind::kFull);
+  EXPECT_EQ(told[0].files, 1);
+  EXPECT_EQ(told[1].kind, Kind::kDamaged);
+  EXPECT_EQ(told[1].files, 3);
+  clock.Advance(IncidentDigest::kPeriod);
+  for (int n = 0; n < 2; ++n) digest.Add({Kind::kFull, "c", 1, absl::ResourceExhaustedError("full")});
+  ASSERT_EQ(told.size(), 3);
+  EXPECT_EQ(told[2].path, "c");
+  EXPECT_EQ(told[2].files, 1'000);  // 999 that were not told, and itself
 }
 
 // --- the directory ---
