@@ -16,6 +16,14 @@ using cache::InvalidField;
 constexpr std::size_t kMaxNameBytes = 128;
 constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 
+/// What a header may have before it is complete, in memory that nobody is charged for: enough for every file of the
+/// space, and for those of other models, whose difference is told.
+std::int64_t MostHeaderBytes(const cache::SnapshotSpace& space) {
+  constexpr std::int64_t kBytesOfLayer = 256;  // at most: the text of two tensors
+  constexpr std::int64_t kLayersOfOthers = 4'096;
+  return cache::kMaxSnapshotMetadataBytes + kBytesOfLayer * std::max(space.layers, kLayersOfOthers);
+}
+
 std::vector<cache::SnapshotPart> PartsIn(const cache::SnapshotSpace& space, std::byte* memory) {
   std::vector<cache::SnapshotPart> parts(static_cast<std::size_t>(space.layers));
   for (cache::SnapshotPart& part : parts) {
@@ -230,8 +238,13 @@ absl::Status SnapshotUploads::Transfer::Take(absl::Span<const std::byte> bytes) 
     const auto take = [&]() -> absl::Status {
       if (!upload.reader.has_header()) {
         if (absl::Status read = upload.reader.ReadHeader(bytes); !read.ok()) return read;
-        if (!upload.reader.has_header()) return absl::OkStatus();
         const cache::SnapshotSpace& space = upload.space();
+        if (!upload.reader.has_header()) {
+          const std::int64_t most = MostHeaderBytes(space);
+          if (upload.reader.received() <= most) return absl::OkStatus();
+          return absl::FailedPreconditionError(
+              absl::StrCat("the file's header has more than ", most, " bytes, which no snapshot of this cache has"));
+        }
         if (absl::Status same = cache::CheckSameSpace(upload.reader.info().record.space, space); !same.ok())
           return same;
         if (absl::Status room = uploads_->TakeRoom(upload, space.snapshot_bytes()); !room.ok()) return room;

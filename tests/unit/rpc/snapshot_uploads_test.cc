@@ -203,6 +203,21 @@ TEST_F(SnapshotUploadsTest, AnotherSpacesFileIsRefusedWithTheDifference) {
   EXPECT_EQ(staging_.used(), 0);
 }
 
+TEST_F(SnapshotUploadsTest, AHeaderLongerThanAnyOfTheSpaceIsNotGathered) {
+  v1::WriteSnapshotHeader header = Header();
+  header.set_size(std::int64_t{1} << 40);
+  absl::StatusOr<SnapshotUploads::Transfer> transfer = Begin(header);
+  ASSERT_TRUE(transfer.ok()) << transfer.status();
+  ASSERT_TRUE(transfer->Take(Bytes(std::string("\xF0\xFF\xFF\0\0\0\0\0", 8))).ok());  // almost 16 MiB
+  const std::string piece(64 << 10, ' ');
+  absl::Status status;
+  std::int64_t pieces = 0;
+  for (; status.ok() && pieces < 255; ++pieces) status = transfer->Take(Bytes(piece));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_LT(pieces, 20);
+  EXPECT_EQ(uploads_.count(), 0u);
+}
+
 TEST_F(SnapshotUploadsTest, AnotherKeyCanBeGiven) {
   v1::WriteSnapshotHeader header = Header();
   header.set_key(std::string(20, 'k'));
