@@ -57,8 +57,8 @@ void CudaMemorySharing::Unpin(void* data) noexcept {
 }
 
 absl::StatusOr<MemorySharing::DeviceMemory> CudaMemorySharing::OpenMemory(absl::string_view handle) {
-  static const AddressRange address_range = FindAddressRange();
-  if (address_range == nullptr) return absl::UnimplementedError("the driver does not tell how large memory is");
+  static const AddressRange kAddressRange = FindAddressRange();
+  if (kAddressRange == nullptr) return absl::UnimplementedError("the driver does not tell how large memory is");
   cudaIpcMemHandle_t ipc;
   if (handle.size() != sizeof(ipc)) return absl::InvalidArgumentError("handle: is of the wrong size");
   std::memcpy(&ipc, handle.data(), sizeof(ipc));
@@ -71,7 +71,7 @@ absl::StatusOr<MemorySharing::DeviceMemory> CudaMemorySharing::OpenMemory(absl::
   cudaPointerAttributes attributes = {};
   CUdeviceptr base = 0;
   if (cudaPointerGetAttributes(&attributes, memory.data) != cudaSuccess || attributes.device != device_ ||
-      address_range(&base, &memory.size, reinterpret_cast<CUdeviceptr>(memory.data)) != CUDA_SUCCESS ||
+      kAddressRange(&base, &memory.size, reinterpret_cast<CUdeviceptr>(memory.data)) != CUDA_SUCCESS ||
       base != reinterpret_cast<CUdeviceptr>(memory.data)) {
     ForgetError();
     CloseMemory(memory.data);

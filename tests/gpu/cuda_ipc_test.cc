@@ -236,7 +236,7 @@ TEST_F(CudaIpcTest, ComputesOnTheClientsMemoryAndEventsOrderBothSides) {
     CUDA_OK(cudaMallocHost(&pinned, inputs.size()));
     std::memcpy(pinned, inputs.data(), inputs.size());
     CUDA_OK(cudaDeviceSynchronize());
-    constexpr absl::Duration kLate = absl::Milliseconds(300);
+    static constexpr absl::Duration kLate = absl::Milliseconds(300);
     CUDA_OK(cudaLaunchHostFunc(
         tensors.stream(), [](void*) { absl::SleepFor(kLate); }, nullptr));
     CUDA_OK(cudaMemcpyAsync(tensors.data(), pinned, inputs.size(), cudaMemcpyHostToDevice, tensors.stream()));

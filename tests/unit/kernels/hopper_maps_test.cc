@@ -20,7 +20,7 @@ LaunchShape Shape() { return {.heads = kHeads, .key_dim = kKeys, .value_dim = kV
 
 alignas(256) std::byte memory[std::size_t{1} << 20];
 
-StateReference StateAt(std::int64_t byte) { return {memory + byte, kKeys * kValues, DataType::kFloat32}; }
+StateReference StateAt(std::int64_t byte) { return {memory + byte, std::int64_t{kKeys} * kValues, DataType::kFloat32}; }
 
 /// A sequence whose tensors start at `row` of packed ones, with slot `slot` of a pool.
 SequenceDescriptor Packed(std::int64_t row, std::int64_t length, std::int64_t slot) {
