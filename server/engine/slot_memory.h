@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"
 #include "server/cache/cache.h"
@@ -32,6 +33,11 @@ std::vector<kernels::ByteRange> SnapshotRanges(absl::Span<const cache::SnapshotP
 /// Appends a copy of each range of `from` to its counterpart in `to`, which is as large.
 void AppendCopies(absl::Span<const kernels::ByteRange> to, absl::Span<const kernels::ByteRange> from,
                   std::vector<kernels::ByteCopy>& copies);
+
+/// Returns when nothing of the copies is under way any more, also after an error: what they read and write may be given
+/// back then.
+absl::Status CopyAndWait(kernels::Backend& backend, absl::Span<const kernels::ByteCopy> copies,
+                         kernels::Stream& stream);
 
 /// Where the snapshots are that the session's slots may be saved to and restored from.
 cache::SnapshotSpace SpaceOf(const cache::Session& session);

@@ -172,9 +172,7 @@ class CopySlotsCall final : public OneStepCall {
       buffers.push_back(*std::move(buffer));
     }
     if (!copies.empty()) {
-      absl::Status status = environment().backend.CopyBytes(copies, stream);
-      if (status.ok()) status = environment().backend.Synchronize(stream);
-      if (!status.ok()) return status;
+      if (absl::Status status = CopyAndWait(environment().backend, copies, stream); !status.ok()) return status;
     }
 
     copies.clear();
@@ -184,9 +182,7 @@ class CopySlotsCall final : public OneStepCall {
                    aside != sources.end() ? aside->second : SlotRanges(cache(), move.source), copies);
     }
     if (absl::Status status = BeginCommit(); !status.ok()) return status;
-    absl::Status status = environment().backend.CopyBytes(copies, stream);
-    if (status.ok()) status = environment().backend.Synchronize(stream);
-    if (!status.ok()) return status;
+    if (absl::Status status = CopyAndWait(environment().backend, copies, stream); !status.ok()) return status;
     for (std::int64_t layer = 0; layer < cache().geometry().layers; ++layer) {
       std::vector<std::int64_t> positions;
       positions.reserve(moves_.size());

@@ -133,9 +133,7 @@ absl::Status SlotReader::SendPiece(kernels::Stream& stream) {
         {buffer->data() + done, static_cast<const std::byte*>(range.data) + within, static_cast<std::size_t>(bytes)});
     done += bytes;
   }
-  absl::Status status = environment().backend.CopyBytes(copies, stream);
-  if (status.ok()) status = environment().backend.Synchronize(stream);
-  if (!status.ok()) return status;
+  if (absl::Status status = CopyAndWait(environment().backend, copies, stream); !status.ok()) return status;
   {
     const std::lock_guard lock(mutex());
     unsent_ += size;
@@ -277,9 +275,7 @@ absl::StatusOr<bool> SlotWriter::RunStep(kernels::Stream& stream) {
     }
   }
   if (absl::Status status = BeginCommit(); !status.ok()) return status;
-  absl::Status status = environment().backend.CopyBytes(copies, stream);
-  if (status.ok()) status = environment().backend.Synchronize(stream);
-  if (!status.ok()) return status;
+  if (absl::Status status = CopyAndWait(environment().backend, copies, stream); !status.ok()) return status;
   std::size_t index = 0;
   for (const std::int64_t slot : selection_.slots) {
     for (const std::int64_t layer : selection_.layers) cache().slots().SetPosition(layer, slot, positions_[index++]);

@@ -55,9 +55,7 @@ class SaveSnapshotsCall final : public OneStepCall {
     }
     if (absl::Status status = BeginCommit(); !status.ok()) return status;
     if (!copies.empty()) {
-      absl::Status status = environment().backend.CopyBytes(copies, stream);
-      if (status.ok()) status = environment().backend.Synchronize(stream);
-      if (!status.ok()) return status;
+      if (absl::Status status = CopyAndWait(environment().backend, copies, stream); !status.ok()) return status;
     }
     outcomes_.reserve(saves_.size());
     for (cache::SnapshotDraft& draft : drafts) {
@@ -170,9 +168,7 @@ class RestoreSnapshotsCall final : public OneStepCall {
     }
     if (absl::Status status = BeginCommit(); !status.ok()) return status;
     if (!copies.empty()) {
-      absl::Status status = environment().backend.CopyBytes(copies, stream);
-      if (status.ok()) status = environment().backend.Synchronize(stream);
-      if (!status.ok()) return status;
+      if (absl::Status status = CopyAndWait(environment().backend, copies, stream); !status.ok()) return status;
     }
     for (std::size_t i = 0; i < restores_.size(); ++i) {
       positions_.push_back(fetched_[i].position);

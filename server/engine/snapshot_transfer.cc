@@ -35,8 +35,7 @@ class TransferCall : public Call, public std::enable_shared_from_this<TransferCa
                     kernels::Stream& stream) const {
     std::vector<kernels::ByteCopy> copies;
     AppendCopies(to, from, copies);
-    absl::Status status = environment_.backend.CopyBytes(copies, stream);
-    if (status.ok()) status = environment_.backend.Synchronize(stream);
+    absl::Status status = CopyAndWait(environment_.backend, copies, stream);
     if (absl::IsUnavailable(status)) environment_.on_device_lost(status);
     return status;
   }

@@ -24,8 +24,10 @@ absl::Status CopyParts(kernels::Backend& backend, absl::Span<const SnapshotPart>
     add(destination[layer].state, source[layer].state);
     add(destination[layer].auxiliary, source[layer].auxiliary);
   }
-  if (absl::Status status = backend.CopyBytes(copies, stream); !status.ok()) return status;
-  return backend.Synchronize(stream);
+  const absl::Status copied = backend.CopyBytes(copies, stream);
+  // Also after an error: nothing may be under way when the memory is given back.
+  const absl::Status synchronized = backend.Synchronize(stream);
+  return copied.ok() ? synchronized : copied;
 }
 
 class MemoryCopy final : public TierCopy {

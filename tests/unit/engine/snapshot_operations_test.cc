@@ -411,6 +411,7 @@ TEST(Failure, AtAnyStageOfASnapshotOperationChangesNothing) {
         const std::size_t before = Fingerprint(scene.cache());
         const std::int64_t kept = scene.kept_bytes();
         const std::int64_t calls = scene.world.backend.calls(Operation::kCopyBytes);
+        const std::int64_t synchronized = scene.world.backend.calls(Operation::kSynchronize);
         scene.world.backend.FailAfter(Operation::kCopyBytes, turn, absl::ResourceExhaustedError("injected"));
         const absl::Status status = runs[run](scene);
         if (scene.world.backend.calls(Operation::kCopyBytes) - calls <= turn) {
@@ -420,6 +421,8 @@ TEST(Failure, AtAnyStageOfASnapshotOperationChangesNothing) {
         EXPECT_EQ(status, absl::ResourceExhaustedError("injected"));
         EXPECT_EQ(Fingerprint(scene.cache()), before);
         EXPECT_EQ(scene.kept_bytes(), kept);
+        // Nothing is under way any more in the memory that was given back.
+        EXPECT_GT(scene.world.backend.calls(Operation::kSynchronize), synchronized + turn);
         EXPECT_EQ(scene.Read(KeyOf("new")).status().code(), absl::StatusCode::kNotFound);
         EXPECT_TRUE(runs[run](scene).ok());
       }

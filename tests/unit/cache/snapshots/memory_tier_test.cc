@@ -75,6 +75,7 @@ TEST_F(MemoryTierTest, AFailedCopyLeavesNothing) {
   backend_.FailAfter(Operation::kCopyBytes, 0, absl::UnavailableError("lost"));
   EXPECT_TRUE(absl::IsUnavailable(tier.Store({TestSpace(), Key(7), 64}, source->parts(), *stream_).status()));
   EXPECT_EQ(tier.used(), kSnapshotBytes);
+  EXPECT_EQ(backend_.calls(Operation::kSynchronize), 1);  // nothing is under way in what was given back
 }
 
 TEST_F(MemoryTierTest, AFullTierNamesItself) {
