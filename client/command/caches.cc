@@ -83,7 +83,7 @@ Subcommand AddCreate(CLI::App* caches) {
   CacheGeometry& geometry = options->spec.geometry;
   CLI::App* parser = caches->add_subcommand(
       "create", "Create a cache. One that exists with the same geometry and fingerprint is left as it is.");
-  parser->add_option("NAME", options->spec.name, "Letters, digits and . _ - /, at most 128")->required();
+  parser->add_option("NAME", options->spec.name, "Letters, digits and . _ - /, at most 128 of them")->required();
   parser->add_option("--slots", geometry.slots, "Slots, one per request in flight")->required();
   parser->add_option("--heads", geometry.heads, "Heads")->required();
   parser->add_option("--key-dim", geometry.key_dim, "Key dimension K, 1 to 256")->required();

@@ -29,7 +29,7 @@ int Main(int argc, char** argv) {
   app.require_subcommand(0, 1);  // that there is one is checked below: CLI11 would not name a wrong one
   app.footer(
       "Exit status: 0 success, 1 failed, 2 wrong usage.\n"
-      "'gdpcache SUBCOMMAND --help' describes a subcommand.");
+      "--help behind a subcommand describes it.");
 
   std::vector<Subcommand> subcommands;
   for (const auto add : {AddReplay, AddInfo, AddCaches, AddSlots, AddSnapshots, AddHealth}) {

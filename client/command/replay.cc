@@ -122,7 +122,7 @@ std::vector<Subcommand> AddReplay(CLI::App* app) {
   parser
       ->add_option("--output", options->output,
                    "Store h, v_new (when asked for), state and final_state as a safetensors file")
-      ->type_name("OUT");
+      ->type_name("FILE");
   parser->add_flag("--check", options->check,
                    "Compare with the recorded results and with an exact float64 recurrence, print a table of relative "
                    "errors, and exit with 1 beyond the limits: the larger of 1.1 times the recorded kernel's error and "

@@ -1,4 +1,4 @@
-"""The seed operation's own signature, on a server."""
+"""Megatron-LM's function, with its own signature, on a server."""
 
 from __future__ import annotations
 
