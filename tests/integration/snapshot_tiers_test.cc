@@ -180,7 +180,7 @@ TEST_P(SnapshotTiersTest, WhatFollowsARestoreHasTheBitsOfTheUninterruptedRun) {
   for (const auto& [key, position] : std::vector<std::pair<std::string, std::int64_t>>{
            {Key("kept256"), 256}, {Key("kept640"), 640}, {Key("kept700"), 700}, {Key("saved700"), 700}}) {
     SCOPED_TRACE(key);
-    EXPECT_TRUE(test::Eventually([&] { return IsThere(key); }));
+    EXPECT_TRUE(test::Eventually([&, &wanted = key] { return IsThere(wanted); }));
     const auto restored = session->RestoreSnapshots({{{.key = key, .slots = second}}});
     ASSERT_TRUE(restored.ok()) << restored.status();
     EXPECT_THAT(*restored, ::testing::ElementsAre(position));
