@@ -1,5 +1,6 @@
 #include "server/rpc/metrics/prefill_metrics.h"
 
+#include <cstdint>
 #include <string>
 
 namespace gdpcache::rpc {
@@ -31,7 +32,8 @@ PrefillMetrics::PrefillMetrics(prometheus::Registry& registry)
 
 void PrefillMetrics::Observe(const engine::PrefillPlan& plan, const engine::PrefillTiming& timing) {
   constexpr double kMicrosecond = 1e-6;
-  tokens_.Increment(static_cast<double>(plan.used_rows() / plan.shape.num_householder));
+  const std::int64_t tokens = plan.used_rows() / plan.shape.num_householder;
+  tokens_.Increment(static_cast<double>(tokens));
   sequences_.Increment(static_cast<double>(plan.sequence_count()));
   queue_.Observe(static_cast<double>(timing.queue_us) * kMicrosecond);
   stage_in_.Observe(static_cast<double>(timing.stage_in_us) * kMicrosecond);

@@ -22,6 +22,7 @@ using ::testing::HasSubstr;
 
 constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
 constexpr int kGood = F_SEAL_SHRINK;
+constexpr std::int64_t kPage = 4096;
 
 /// A memfd of a client.
 class File {
@@ -81,30 +82,30 @@ TEST(RegionTest, IsTheClientsMemoryAndOutlivesItsDescriptor) {
   std::shared_ptr<Region> region;
   void* client = nullptr;
   {
-    const File file(3 * 4096);
-    client = mmap(nullptr, 3 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    const File file(3 * kPage);
+    client = mmap(nullptr, 3 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
     region = MapMemfd(file.get(), 4096, 5000, nullptr, Budget()).value();
   }
   EXPECT_EQ(region->size(), 5000);
   std::memcpy(region->At(4), "hello", 5);
   EXPECT_EQ(std::memcmp(static_cast<char*>(client) + 4096 + 4, "hello", 5), 0);
-  munmap(client, 3 * 4096);
+  munmap(client, 3 * kPage);
   EXPECT_EQ(std::memcmp(region->At(4), "hello", 5), 0);
 }
 
 TEST(RegionTest, StaysReadableAndWritableWhateverTheClientDoesToTheFile) {
-  const File file(2 * 4096);
-  const std::shared_ptr<Region> region = MapMemfd(file.get(), 0, 2 * 4096, nullptr, Budget()).value();
-  std::memset(region->At(0), 1, 2 * 4096);
+  const File file(2 * kPage);
+  const std::shared_ptr<Region> region = MapMemfd(file.get(), 0, 2 * kPage, nullptr, Budget()).value();
+  std::memset(region->At(0), 1, 2 * kPage);
   EXPECT_EQ(ftruncate(file.get(), 0), -1);
   EXPECT_EQ(fcntl(file.get(), F_ADD_SEALS, F_SEAL_WRITE), -1) << "the server has it mapped for writing";
-  EXPECT_EQ(fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 2 * 4096), 0);
-  std::memset(region->At(0), 2, 2 * 4096);
+  EXPECT_EQ(fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 2 * kPage), 0);
+  std::memset(region->At(0), 2, 2 * kPage);
   EXPECT_EQ(*region->At(4096), std::byte{2});
 }
 
 TEST(RegionTest, PlacesOutsideTheFileAreRefused) {
-  const File file(2 * 4096);
+  const File file(2 * kPage);
   struct Case {
     std::uint64_t offset;
     std::uint64_t size;
@@ -130,11 +131,11 @@ TEST(RegionTest, ContainsOnlyWhatLiesInside) {
 }
 
 TEST(RegionTest, BudgetsAreKeptAndGivenBack) {
-  const File file(4 * 4096);
-  const std::shared_ptr<RegionBudget> budget = Budget(3 * 4096, 2);
-  auto first = MapMemfd(file.get(), 0, 2 * 4096, nullptr, budget);
+  const File file(4 * kPage);
+  const std::shared_ptr<RegionBudget> budget = Budget(3 * kPage, 2);
+  auto first = MapMemfd(file.get(), 0, 2 * kPage, nullptr, budget);
   ASSERT_TRUE(first.ok());
-  const absl::Status bytes = MapMemfd(file.get(), 0, 2 * 4096, nullptr, budget).status();
+  const absl::Status bytes = MapMemfd(file.get(), 0, 2 * kPage, nullptr, budget).status();
   EXPECT_EQ(bytes.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(bytes.message(), HasSubstr("size is 8192; of the server's 12288 bytes of shared memory 8192"));
   auto second = MapMemfd(file.get(), 0, 4096, nullptr, budget);
