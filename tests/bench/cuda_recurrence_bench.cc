@@ -29,12 +29,10 @@ namespace {
 using kernels::Backend;
 using kernels::BoundaryStore;
 using kernels::Buffer;
-using kernels::ByteCopy;
 using kernels::DataType;
 using kernels::MemoryKind;
 using kernels::RecurrenceShape;
 using kernels::Sequence;
-using kernels::StateCopy;
 using kernels::StateView;
 using kernels::Stream;
 
@@ -136,7 +134,6 @@ class Bench {
   }
 
   void RunShape(const BenchShape& shape);
-  void StateCopies();
   void SmallCall();
   void KeptBoundaries(const BenchShape& shape);
   void Summary() const;
@@ -421,51 +418,6 @@ void Bench::RunShape(const BenchShape& shape) {
   }
 }
 
-void Bench::StateCopies() {
-  const RecurrenceShape shape{32, 128, 128, 1, 64, DataType::kBFloat16};
-  constexpr std::int64_t kHeadElements = std::int64_t{128} * 128;
-  constexpr std::int64_t kState = 32 * kHeadElements;
-  for (const std::int64_t states : {8, 32, 256}) {
-    const std::size_t size = static_cast<std::size_t>(states * kState * 4);
-    const Buffer source = Take(backend_->Allocate(2 * size, MemoryKind::kDevice));
-    const Buffer destination = Take(backend_->Allocate(2 * size, MemoryKind::kDevice));
-    CHECK_OK(backend_->ZeroBytes({{source.data(), source.size()}, {destination.data(), destination.size()}}, *stream_));
-    // Every second state of a pool twice as large, in reverse, as slots are.
-    std::vector<StateCopy> copies;
-    for (std::int64_t i = 0; i < states; ++i) {
-      copies.push_back({{destination.bytes() + (states - 1 - i) * 2 * kState * 4, DataType::kFloat32, kHeadElements},
-                        {source.bytes() + i * 2 * kState * 4, DataType::kFloat32, kHeadElements}});
-    }
-    const auto time = [&](auto&& work) {
-      std::vector<float> times;
-      cudaEvent_t start = nullptr;
-      cudaEvent_t stop = nullptr;
-      CHECK_CUDA(cudaEventCreate(&start));
-      CHECK_CUDA(cudaEventCreate(&stop));
-      for (int i = 0; i < repeats_ + 3; ++i) {
-        CHECK_CUDA(cudaEventRecord(start, queue_));
-        work();
-        CHECK_CUDA(cudaEventRecord(stop, queue_));
-        CHECK_OK(backend_->Synchronize(*stream_));
-        float milliseconds = 0;
-        CHECK_CUDA(cudaEventElapsedTime(&milliseconds, start, stop));
-        if (i >= 3) times.push_back(milliseconds * 1000);
-      }
-      CHECK_CUDA(cudaEventDestroy(start));
-      CHECK_CUDA(cudaEventDestroy(stop));
-      std::nth_element(times.begin(), times.begin() + repeats_ / 2, times.end());
-      return static_cast<double>(times[static_cast<std::size_t>(repeats_ / 2)]);
-    };
-    const double ours = time([&] { CHECK_OK(backend_->CopyStates(shape, copies, *stream_)); });
-    const double plain = time([&] {
-      CHECK_OK(backend_->CopyBytes({{destination.data(), source.data(), size}}, *stream_));
-    });
-    std::printf("state copies, %4zu MB: %7.1f us, %5.2f TB/s; one cudaMemcpy of that size %7.1f us, %5.2f TB/s\n",
-                size >> 20, ours, 2 * static_cast<double>(size) / ours * 1e-6, plain,
-                2 * static_cast<double>(size) / plain * 1e-6);
-  }
-}
-
 /// What it costs that a prefill keeps three boundaries of every sequence, as prefix caching does.
 void Bench::KeptBoundaries(const BenchShape& shape) {
   std::vector<Set> sets;
@@ -538,10 +490,7 @@ int Main(int argc, char** argv) {
   for (const BenchShape& shape : Shapes()) {
     if (shape.name == 'C' && (wanted.empty() || wanted.find('C') != std::string::npos)) bench.KeptBoundaries(shape);
   }
-  if (!only_shapes) {
-    bench.StateCopies();
-    bench.SmallCall();
-  }
+  if (!only_shapes) bench.SmallCall();
   return 0;
 }
 

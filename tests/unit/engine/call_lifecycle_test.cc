@@ -18,7 +18,6 @@
 #include "absl/time/clock.h"
 #include "server/cache/errors.h"
 #include "tests/reference/numbers.h"
-#include "tests/reference/random_problem.h"
 #include "tests/unit/engine/engine_world.h"
 
 /// What happens to a call that waits, is cancelled, expires or fails, at every stage.
@@ -30,19 +29,6 @@ using Slots = std::vector<std::int64_t>;
 
 constexpr EngineOptions kSmallSegments = {.segment_bytes = std::int64_t{16} << 10};
 constexpr std::int64_t kAuxiliary = 7;
-
-Problem SmallProblem() {
-  testing::ProblemSpec spec;
-  spec.shape = {.heads = 2,
-                .key_dim = 16,
-                .value_dim = 8,
-                .num_householder = 1,
-                .chunk_size = 16,
-                .input_dtype = kernels::DataType::kBFloat16};
-  spec.lengths = {300, 40, 600};
-  spec.state_indices = {2, -1, 0};
-  return testing::RandomProblem(spec, 3);
-}
 
 /// The problem on a cache that keeps auxiliary bytes, as a call that brings some.
 struct Scene {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/cache/snapshots/memory_tier.h"
 #include "server/engine/slot_memory.h"
+#include "tests/reference/random_problem.h"
 
 namespace gdpcache::engine {
 
@@ -88,6 +89,19 @@ std::shared_ptr<cache::Session> World::OpenSessionOn(const cache::Cache& cache) 
   auto session = catalog.OpenSession(cache.spec().name, absl::ZeroDuration(), "test");
   EXPECT_TRUE(session.ok()) << session.status();
   return *std::move(session);
+}
+
+testing::Problem SmallProblem() {
+  testing::ProblemSpec spec;
+  spec.shape = {.heads = 2,
+                .key_dim = 16,
+                .value_dim = 8,
+                .num_householder = 1,
+                .chunk_size = 16,
+                .input_dtype = kernels::DataType::kBFloat16};
+  spec.lengths = {300, 40, 600};
+  spec.state_indices = {2, -1, 0};
+  return testing::RandomProblem(spec, 3);
 }
 
 cache::Geometry GeometryOf(const Problem& problem, std::int64_t layers, std::int64_t auxiliary_bytes) {

@@ -98,6 +98,9 @@ struct World {
 
 using Operation = test::FaultInjectingBackend::Operation;
 
+/// A batch of three sequences that is several segments of 16 KiB; the middle one has no slot.
+testing::Problem SmallProblem();
+
 /// The cache a problem needs.
 cache::Geometry GeometryOf(const testing::Problem& problem, std::int64_t layers = 1, std::int64_t auxiliary_bytes = 0);
 

@@ -15,7 +15,6 @@
 #include "absl/time/clock.h"
 #include "server/engine/slot_memory.h"
 #include "tests/reference/numbers.h"
-#include "tests/reference/random_problem.h"
 #include "tests/unit/engine/engine_world.h"
 #include "tests/unit/engine/test_tiers.h"
 
@@ -27,19 +26,6 @@ using cache::SnapshotResult;
 using testing::Problem;
 
 constexpr std::int64_t kAuxiliary = 7;
-
-Problem SmallProblem() {
-  testing::ProblemSpec spec;
-  spec.shape = {.heads = 2,
-                .key_dim = 16,
-                .value_dim = 8,
-                .num_householder = 1,
-                .chunk_size = 16,
-                .input_dtype = kernels::DataType::kBFloat16};
-  spec.lengths = {300, 40, 600};
-  spec.state_indices = {2, -1, 0};
-  return testing::RandomProblem(spec, 3);
-}
 
 /// The problem on a cache of some layers, as a call that keeps the beginning, the middle and the end of every sequence,
 /// the end under so many keys that one has to be copied there.
