@@ -269,8 +269,9 @@ def test_the_transport_is_chosen_by_size(server: Server, cache: str) -> None:
         large = session.prefill(random_call(8, 1 << 13, initial_state=InitialState.ZERO))
         assert large.transport is Transport.SHARED_MEMORY
         assert session.transports_used == {Transport.UNARY: 1, large.transport: 1}
-        with pytest.raises(gdpcache.UnavailableError, match="cuda_ipc was asked for"):
-            session.prefill(random_call(8, 16, initial_state=InitialState.ZERO, transport="cuda_ipc"))
+        with pytest.raises(ValueError, match=r"transport is cuda_ipc, but none of k, w, u, g, out\.v_new is on a GPU"):
+            out = Outputs(v_new=np.empty_like(large.v_new))
+            session.prefill(random_call(8, 1 << 13, initial_state=InitialState.ZERO, transport="cuda_ipc", out=out))
 
 
 def test_a_call_has_to_be_over_in_time(client: gdpcache.Client, cache: str) -> None:

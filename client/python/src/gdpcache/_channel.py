@@ -23,7 +23,7 @@ def address(given: str | None) -> str:
     return Address(given or os.environ.get("GDPCACHE_SERVER") or DEFAULT_ADDRESS).text
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Deadline:
     """When an operation has to be over."""
 

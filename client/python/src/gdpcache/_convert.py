@@ -7,6 +7,7 @@ from gdpcache.types import (
     CacheInfo,
     DataType,
     EventType,
+    PrefillDetails,
     PrefillTiming,
     ServerInfo,
     ServerLimits,
@@ -123,13 +124,18 @@ def slot_list(message: session_pb2.ListSlotsResponse) -> SlotList:
     )
 
 
-def timing(message: prefill_pb2.PrefillTiming) -> PrefillTiming:
-    return PrefillTiming(
-        message.queue_us / 1e6,
-        message.stage_in_us / 1e6,
-        message.compute_us / 1e6,
-        message.stage_out_us / 1e6,
-        message.total_us / 1e6,
+def details(message: prefill_pb2.PrefillResponse) -> PrefillDetails:
+    timing = message.timing
+    return PrefillDetails(
+        tuple(message.positions),
+        tuple(outcome(entry) for entry in message.snapshots),
+        PrefillTiming(
+            timing.queue_us / 1e6,
+            timing.stage_in_us / 1e6,
+            timing.compute_us / 1e6,
+            timing.stage_out_us / 1e6,
+            timing.total_us / 1e6,
+        ),
     )
 
 

@@ -64,16 +64,23 @@ def _attribute(pointer: int, attribute: int, value: Any) -> Any:
 
 
 class Context:
-    """The context of some device memory, as a context manager: makes it the thread's."""
+    """The context of some device memory, as a context manager: makes it the thread's, unless it is. Not for several
+    threads at once."""
 
     def __init__(self, pointer: int) -> None:
         self._context = _attribute(pointer, _ATTRIBUTE_CONTEXT, ctypes.c_void_p())
+        self._pushed = False
 
     def __enter__(self) -> None:
-        _check(_driver().cuCtxPushCurrent_v2(self._context), "cuCtxPushCurrent")
+        current = ctypes.c_void_p()
+        _driver().cuCtxGetCurrent(ctypes.byref(current))
+        self._pushed = current.value != self._context
+        if self._pushed:
+            _check(_driver().cuCtxPushCurrent_v2(self._context), "cuCtxPushCurrent")
 
     def __exit__(self, *error: object) -> None:
-        _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        if self._pushed:
+            _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 def device_uuid(pointer: int) -> str:

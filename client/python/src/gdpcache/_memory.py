@@ -8,15 +8,16 @@ import mmap
 import os
 import socket
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdpcache import _cuda, _wire
+from gdpcache import _cuda
 from gdpcache._operations import Blocking, Operation, unary
 from gdpcache.errors import (
     GdpCacheError,
@@ -26,7 +27,7 @@ from gdpcache.errors import (
     UnimplementedError,
 )
 from gdpcache.types import Array, ServerInfo
-from gdpcache.v1 import memory_pb2
+from gdpcache.v1 import memory_pb2, prefill_pb2
 
 ALIGNMENT = 64  # bytes; of a cache line, and more than any element needs
 _SMALLEST_REGION = 16 << 20
@@ -48,10 +49,6 @@ class Place(NamedTuple):
     region: str
     offset: int
 
-    def encoded(self) -> bytes:
-        """A SharedMemoryRef."""
-        return _wire.message(1, self.region.encode()) + _wire.key(2, _wire.VARINT) + _wire.varint(self.offset)
-
 
 def unregister(session: str, name: str) -> Operation[None]:
     """Returns when the server has let go of the region. So it has if it does not know it, or the session, any more; a
@@ -70,7 +67,8 @@ class _Region:
         self.descriptor = os.memfd_create("gdpcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, size)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        self.memory = np.frombuffer(mmap.mmap(self.descriptor, size), np.uint8)
+        self.mapping = mmap.mmap(self.descriptor, size)
+        self.memory = np.frombuffer(self.mapping, np.uint8)
         self.address = self.memory.ctypes.data
         self._free = [(0, size)]  # offset and size, ascending, never adjacent
 
@@ -82,7 +80,7 @@ class _Region:
         return None
 
     def give(self, offset: int, size: int) -> None:
-        index = next((i for i, (start, _) in enumerate(self._free) if start > offset), len(self._free))
+        index = bisect_left(self._free, (offset, 0))
         self._free.insert(index, (offset, size))
         for left in (index, index - 1):  # join with the one behind, then with the one before
             if 0 <= left < len(self._free) - 1:
@@ -92,31 +90,36 @@ class _Region:
                     self._free[left : left + 2] = [(start, room + more)]
 
 
-class Block:
-    """A part of a region. It is given back when the last array made of it is gone."""
+class _Part(NamedTuple):
+    """A part of a region that is nobody's."""
 
-    def __init__(self, region: _Region, offset: int, size: int, returned: deque[tuple[_Region, int, int]]) -> None:
-        self.region = region
-        self.offset = offset
-        self.size = size
-        self._returned = returned
+    region: _Region
+    offset: int
+    size: int
+
+
+class Block(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A part of a region, as the flat array that others are made of: it is given back when the last of them is gone."""
+
+    place: Place
+    memory: Array  # the whole region
+    _part: _Part
+    _returned: deque[_Part] | None = None  # views of the type have none
+
+    @classmethod
+    def of(cls, part: _Part, returned: deque[_Part]) -> Block:
+        region, offset, size = part
+        block = cls((size,), np.uint8, region.mapping, offset)
+        block.place = Place(region.name, offset)
+        block.memory = region.memory
+        block._part = part
+        block._returned = returned
+        return block
 
     def __del__(self) -> None:
         # The collector may come here anywhere, also while the arena's lock is held: so it is only noted.
-        self._returned.append((self.region, self.offset, self.size))
-
-    @property
-    def __array_interface__(self) -> dict[str, object]:
-        address = self.region.address + self.offset
-        return {"data": (address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
-
-    @property
-    def place(self) -> Place:
-        return Place(self.region.name, self.offset)
-
-    def array(self) -> Array:
-        """Flat uint8; keeps the block."""
-        return np.asarray(self)
+        if self._returned is not None:
+            self._returned.append(self._part)
 
 
 class Arena:
@@ -129,38 +132,58 @@ class Arena:
         self.available = "shared_memory" in server.transports and bool(self._socket)
         self._lock = threading.Lock()
         self._regions: list[_Region] = []
-        self._returned: deque[tuple[_Region, int, int]] = deque()
+        self._returned: deque[_Part] = deque()
+        # Parts that were given back, by size: the next call is likely to want the same. Free to their regions only once
+        # something else finds no room.
+        self._ready: dict[int, list[_Part]] = {}
         self._names = 0
 
     def find(self, pointer: int, size: int) -> Place | None:
         """The place of memory that already lies in the arena."""
-        with self._lock:
-            for region in self._regions:
-                offset = pointer - region.address
-                if offset >= 0 and offset + size <= region.size:
-                    return Place(region.name, offset)
+        for region in self._regions:
+            offset = pointer - region.address
+            if offset >= 0 and offset + size <= region.size:
+                return Place(region.name, offset)
         return None
 
-    def allocate(self, size: int) -> Operation[Block]:
-        """A block of at least one byte. SharingUnavailableError when there can be none."""
+    def allocate(self, sizes: Sequence[int]) -> Operation[list[Block]]:
+        """Blocks of at least one byte each, maybe larger than asked for. SharingUnavailableError when there can be
+        none."""
         if not self.available:
             raise SharingUnavailableError("the server shares no memory with this client")
-        size = aligned(max(size, 1))
+        blocks: list[Block] = []
         while True:
-            block = self._take(size)
-            if block is not None:
-                return block
-            yield from self._grow(size)  # unless other calls are quicker, the next turn finds room
+            lacking = self._take(sizes, blocks)
+            if lacking == 0:
+                return blocks
+            yield from self._grow(lacking)  # unless other calls are quicker, the next turn finds room
 
-    def _take(self, size: int) -> Block | None:
+    def _take(self, sizes: Sequence[int], blocks: list[Block]) -> int:
+        """Adds a block for each size that has none yet; the first size for which there is no room, or 0."""
         with self._lock:
             while self._returned:
-                region, offset, room = self._returned.popleft()
-                region.give(offset, room)
+                part = self._returned.popleft()
+                if part.region in self._regions:
+                    self._ready.setdefault(part.size, []).append(part)
+            for wanted in sizes[len(blocks) :]:
+                size = aligned(max(wanted, 1))
+                ready = self._ready.get(size)
+                taken = ready.pop() if ready else self._find_room(size)
+                if taken is None:
+                    return size
+                blocks.append(Block.of(taken, self._returned))
+        return 0
+
+    def _find_room(self, size: int) -> _Part | None:
+        for _ in range(2):
             for region in self._regions:
-                place = region.take(size)
-                if place is not None:
-                    return Block(region, place, size, self._returned)
+                offset = region.take(size)
+                if offset is not None:
+                    return _Part(region, offset, size)
+            for parts in self._ready.values():
+                for part in parts:
+                    part.region.give(part.offset, part.size)
+            self._ready.clear()
         return None
 
     def _grow(self, size: int) -> Operation[None]:
@@ -188,7 +211,7 @@ class Arena:
         finally:
             os.close(region.descriptor)
         with self._lock:
-            self._regions.append(region)
+            self._regions = [*self._regions, region]  # `find` may be looking at the list before
 
     def _hand_over(self, descriptor: int) -> str:
         try:
@@ -209,6 +232,8 @@ class Arena:
         more, and are given up as soon as it has let go of them."""
         with self._lock:
             self._regions = [region for region in self._regions if region.name not in names]
+            for size, parts in self._ready.items():
+                self._ready[size] = [part for part in parts if part.region.name not in names]
         for name in names:
             yield from unregister(self._session, name)
 
@@ -229,6 +254,8 @@ class EventPair:
         self.done = _cuda.Event(self.context)
         self.ready_event = f"ready-{number}"
         self.done_event = f"done-{number}"
+        names = prefill_pb2.PrefillRequest(ready_event=self.ready_event, done_event=self.done_event)
+        self.encoded: bytes = names.SerializeToString()  # as fields of a request
 
     def close(self) -> None:
         self.ready.close()

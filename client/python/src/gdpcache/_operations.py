@@ -18,7 +18,7 @@ T = TypeVar("T")
 SERVICE = "/gdpcache.v1.StateCache/"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Unary:
     """One message there, one back. The result is the answer's bytes."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from gdpcache import _frames, _wire
 from gdpcache._memory import SharingUnavailableError
 from gdpcache._operations import SERVICE, Operation, Stream, Unary, parse
-from gdpcache._prepared import Prepared, Result, finish, prepare
+from gdpcache._prepared import Prepared, Result, encoded_inline, finish, prepare
 from gdpcache._session import SessionState
 from gdpcache._shared import run_cuda, run_shared
 from gdpcache.errors import UnavailableError, protocol_error
@@ -27,7 +27,7 @@ _FRAME_OVERHEAD = 64  # bytes of a frame around its payload, at most
 
 def prefill(session: SessionState, call: PrefillCall) -> Operation[PrefillResult]:
     prepared = prepare(session, call)
-    wanted = Transport(call.transport)
+    wanted = call.transport if isinstance(call.transport, Transport) else Transport(call.transport)
     if wanted is Transport.AUTO:
         wanted = session.transport
     if wanted is not Transport.AUTO:
@@ -45,40 +45,36 @@ def prefill(session: SessionState, call: PrefillCall) -> Operation[PrefillResult
 
 def _candidates(session: SessionState, prepared: Prepared) -> Iterator[Transport]:
     """In the order in which they are to be tried; the last one always serves."""
-    largest = max(prepared.input_bytes, prepared.result_bytes)
-    on_gpu = any(not tensor.view.on_host for tensor in prepared.inputs)
-    complete = bool(prepared.inputs) and bool(prepared.results or not _asks_for_results(prepared.request))
-    if on_gpu and session.cuda.available and complete:
+    plan = prepared.plan
+    largest = max(plan.input_bytes, plan.output_bytes)
+    if session.cuda.available and plan.is_complete and any(view.data is None for view in prepared.views):
         yield Transport.CUDA_IPC
-    if session.arena.available and complete and largest > _MAX_UNARY_WITH_SHARED_MEMORY:
+    if session.arena.available and plan.is_complete and largest > _MAX_UNARY_WITH_SHARED_MEMORY:
         yield Transport.SHARED_MEMORY
     limit = min(_MAX_UNARY, session.server.limits.max_message_bytes * 3 // 4)
     yield Transport.UNARY if largest <= limit else Transport.STREAM
-
-
-def _asks_for_results(request: prefill_pb2.PrefillRequest) -> bool:
-    return bool(
-        request.save_new_value
-        or request.output_final_state
-        or request.states.mode != prefill_pb2.StateSelection.MODE_NONE
-    )
 
 
 # --- one message each way ---
 
 
 def _run_unary(session: SessionState, prepared: Prepared) -> Operation[PrefillResult]:
-    if prepared.input_bytes > _MAX_PROTOBUF:
-        raise ValueError(f"the tensors have {prepared.input_bytes} bytes; a unary call takes at most {_MAX_PROTOBUF}")
-    message = b"".join([prepared.encoded, *(part for tensor in prepared.inputs for part in tensor.encoded_inline())])
+    plan = prepared.plan
+    if plan.input_bytes > _MAX_PROTOBUF:
+        raise ValueError(f"the tensors have {plan.input_bytes} bytes; a unary call takes at most {_MAX_PROTOBUF}")
+    parts: list[bytes | memoryview] = [prepared.encoded]
+    for tensor, view in zip(plan.inputs, prepared.views, strict=True):
+        parts.extend(encoded_inline(tensor, view))
+    message = b"".join(parts)
     response = parse(prefill_pb2.PrefillResponse, (yield Unary(SERVICE + "Prefill", message)))
-    return finish(session, prepared, response, Transport.UNARY, lambda result: _inline(response, result))
+    return finish(session, prepared, response, Transport.UNARY, lambda _, result: _inline(response, result))
 
 
 def _inline(response: prefill_pb2.PrefillResponse, result: Result) -> TensorLike:
-    inline = np.frombuffer(getattr(response, result.name).inline, np.uint8)
-    if inline.nbytes != result.size:
-        raise protocol_error(f"{inline.nbytes} bytes of {result.name}; expected {result.size}")
+    output = result.output
+    inline = np.frombuffer(getattr(response, output.name).inline, np.uint8)
+    if inline.nbytes != output.size:
+        raise protocol_error(f"{inline.nbytes} bytes of {output.name}; expected {output.size}")
     memory = result.memory()
     memory[:] = inline
     return result.deliver(memory)
@@ -88,7 +84,7 @@ def _inline(response: prefill_pb2.PrefillResponse, result: Result) -> TensorLike
 
 
 def _run_stream(session: SessionState, prepared: Prepared) -> Operation[PrefillResult]:
-    memories = {result.id: result.memory() for result in prepared.results}
+    memories = {result.output.id: result.memory() for result in prepared.results}
     incoming = _frames.Incoming(memories)
     response: prefill_pb2.PrefillResponse | None = None
 
@@ -109,21 +105,24 @@ def _run_stream(session: SessionState, prepared: Prepared) -> Operation[PrefillR
     if response is None:
         raise protocol_error("the stream ended without a response")
     incoming.check_complete()
-    return finish(session, prepared, response, Transport.STREAM, lambda result: result.deliver(memories[result.id]))
+    return finish(
+        session, prepared, response, Transport.STREAM, lambda _, result: result.deliver(memories[result.output.id])
+    )
 
 
 def _frames_of(session: SessionState, prepared: Prepared) -> Iterator[bytes]:
-    headers = (tensor.encoded() for tensor in prepared.inputs)
+    plan = prepared.plan
+    headers = (_wire.message(tensor.field, tensor.header) for tensor in plan.inputs)
     yield _wire.message(prefill_pb2.PrefillFrame.REQUEST_FIELD_NUMBER, prepared.encoded, *headers)
     lanes = []
-    for tensor in prepared.inputs:
-        row = tensor.view.shape[len(tensor.view.shape) - tensor.row_rank :]
-        sequences = prepared.begins if tensor.name == "initial_state" else None
-        has_rows = tensor.is_token_lane or sequences is not None
-        row_bytes = math.prod(row) * tensor.view.dtype.size if has_rows else 0
-        lanes.append(_frames.Lane(tensor.id, tensor.view.bytes_on_host(), row_bytes, sequences))
+    for (operand, _, _), view in zip(plan.inputs, prepared.views, strict=True):
+        row = view.shape[len(view.shape) - operand.row_rank :]
+        sequences = plan.begins if operand.name == "initial_state" else None
+        has_rows = operand.counts_rows or sequences is not None
+        row_bytes = math.prod(row) * view.dtype.size if has_rows else 0
+        lanes.append(_frames.Lane(operand.id, view.bytes_on_host(), row_bytes, sequences))
     limit = max(1, min(_frames.MAX_PAYLOAD, session.server.limits.max_message_bytes - _FRAME_OVERHEAD))
-    yield from _frames.interleave(lanes, prepared.rows, limit)
+    yield from _frames.interleave(lanes, plan.rows, limit)
 
 
 _RUN = {

@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gdpcache import _convert, _frames, _server, _tensors
 from gdpcache._memory import Arena, CudaRegions
 from gdpcache._operations import SERVICE, Operation, Stream, parse, unary
+from gdpcache._recent import Recent
 from gdpcache._tensors import TensorView, indices
 from gdpcache.errors import GdpCacheError, NotFoundError, Resource, protocol_error
 from gdpcache.types import (
@@ -26,6 +27,11 @@ from gdpcache.types import (
     Transport,
 )
 from gdpcache.v1 import memory_pb2, session_pb2, tensor_pb2
+
+if TYPE_CHECKING:
+    from gdpcache._prepared import Plan
+
+_PLANS = 64  # layers of one step share one
 
 
 class SessionState:
@@ -43,6 +49,7 @@ class SessionState:
         self.transports_used: Counter[Transport] = Counter()
         self.error: GdpCacheError | None = None  # why the renewal has given up
         self.closed = False
+        self.plans: Recent[Plan] = Recent(_PLANS)
         self.arena = Arena(session, server)
         self.cuda = CudaRegions(session, server)
 

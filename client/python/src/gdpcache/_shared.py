@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -9,103 +10,144 @@ import numpy as np
 
 from gdpcache import _tensors, _wire
 from gdpcache._memory import Block, EventPair, Place, SharingUnavailableError, aligned
-from gdpcache._operations import SERVICE, Operation, Unary, parse
-from gdpcache._prepared import FIELDS, OUTPUT_FIELDS, Input, Prepared, Result, finish
+from gdpcache._operations import SERVICE, Operation, Unary
+from gdpcache._prepared import FIELDS, Prepared, Result, finish_expected
 from gdpcache._session import SessionState
 from gdpcache._tensors import TensorView
 from gdpcache.errors import CallCancelledError, DeadlineExceededError, GdpCacheError, UnavailableError
 from gdpcache.types import Array, PrefillResult, TensorLike, Transport
-from gdpcache.v1 import prefill_pb2
+from gdpcache.v1 import tensor_pb2
+
+_PREFILL = SERVICE + "Prefill"
+_SHARED_MEMORY = tensor_pb2.Tensor.SHARED_MEMORY_FIELD_NUMBER
+
+
+def _reference(place: Place) -> bytes:
+    """A SharedMemoryRef."""
+    return _wire.message(1, place.region.encode()) + _wire.key(2, _wire.VARINT) + _wire.varint(place.offset)
+
+
+# Most calls find their tensors where an earlier one had them.
+@functools.lru_cache(maxsize=4096)
+def _tensor(field: int, header: bytes, place: Place | None) -> bytes:
+    """A field with a Tensor, of a request or of an answer."""
+    if place is None:
+        return _wire.message(field, header)
+    return _wire.message(field, header, _wire.message(_SHARED_MEMORY, _reference(place)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _destination(field: int, place: Place) -> bytes:
+    """A field of OutputDestinations."""
+    return _wire.message(field, _reference(place))
 
 
 class _Places:
-    """Where the server finds a call's inputs and puts its results."""
+    """Where the server finds a call's inputs and puts its results. Empty tensors are nowhere."""
 
-    def __init__(self, session: SessionState, on_gpu: bool) -> None:
+    def __init__(self, session: SessionState, prepared: Prepared, on_gpu: bool) -> None:
         self._session = session
+        self._prepared = prepared
         self._on_gpu = on_gpu  # tensors on the GPU stay there
         self._blocks: list[Block] = []  # keeps them until the call is over
         self.on_host: set[str] = set()  # names of the regions in use
         self.on_device: set[str] = set()
         self._allocations: dict[int, str] = {}  # on the GPU, that the call has come across
-        self.inputs: dict[str, Place] = {}
-        self.outputs: dict[str, Place] = {}
-        self._memories: dict[str, Array] = {}  # of results that come to the host
-        self._tensors: dict[str, TensorLike] = {}  # of those that are complete as they are
+        self._inputs: list[Place | None] = [None] * len(prepared.views)
+        self._outputs: list[Place | None] = [None] * len(prepared.results)
+        self._memories: list[Array | None] = [None] * len(prepared.results)  # of results that come to the host
+        self._tensors: list[TensorLike] = [None] * len(prepared.results)  # those that are complete as they are
 
-    def place_inputs(self, inputs: list[Input]) -> Operation[None]:
-        """Where they are if that is shared already, else copies, all in one block. Empty ones are nowhere."""
-        copied: list[tuple[Input, int]] = []
+    def assign(self) -> Operation[None]:
+        """Inputs are where they are if that is shared already; the others are copied, all into one block. Results go to
+        the caller's memory if it is shared, else beside inputs on the GPU, else into blocks that they will keep."""
+        copied: list[tuple[int, int]] = []  # inputs, and where in their block they begin
         total = 0
-        for tensor in inputs:
-            view = tensor.view
+        for i, view in enumerate(self._prepared.views):
             if view.size == 0:
                 continue
-            place = yield from self._find(view)
+            place = self._find(view) if view.data is not None else (yield from self._find_on_gpu(view))
             if place is not None:
-                self.inputs[tensor.name] = place
+                self._inputs[i] = place
             else:
-                copied.append((tensor, total))
+                copied.append((i, total))
                 total += aligned(view.size)
-        if copied:
-            block = yield from self._allocate(total)
-            memory = block.array()
-            for tensor, offset in copied:
-                memory[offset : offset + tensor.view.size] = tensor.view.bytes_on_host()
-                self.inputs[tensor.name] = Place(block.region.name, block.offset + offset)
-
-    def place_results(self, results: list[Result]) -> Operation[None]:
-        """In the caller's memory if it is shared already, else beside inputs on the GPU, else in blocks that the
-        results will keep."""
-        for result in results:
-            if result.size == 0:
-                self._memories[result.name] = np.empty(0, np.uint8)
+        sizes = [total] if copied else []
+        made: list[int] = []  # results that need a block
+        for i, result in enumerate(self._prepared.results):
+            size = result.output.size
+            if size == 0:
+                self._memories[i] = np.empty(0, np.uint8)
                 continue
             out = result.out
             if out is None and self._on_gpu:
-                out = _tensors.allocate_on_gpu(result.dtype, result.shape, result.like)
-            place = None if out is None else (yield from self._find(out))
+                out = _tensors.allocate_on_gpu(result.output.dtype, result.output.shape, result.like)
+            place = None
+            if out is not None:
+                place = self._find(out) if out.data is not None else (yield from self._find_on_gpu(out))
             if place is None or out is None:
-                block = yield from self._allocate(result.size)
-                self._memories[result.name] = block.array()[: result.size]
-                place = block.place
-            elif out.data is not None:
-                self._memories[result.name] = out.data
+                made.append(i)
+                sizes.append(size)
+                continue
+            self._outputs[i] = place
+            if out.data is not None:
+                self._memories[i] = out.data
             else:
-                self._tensors[result.name] = out.source
-            self.outputs[result.name] = place
+                self._tensors[i] = out.source
+        if sizes:
+            self._blocks = yield from self._session.arena.allocate(sizes)
+            self._fill(copied, made)
 
-    def _find(self, view: TensorView) -> Operation[Place | None]:
-        if view.on_host:
-            place = self._session.arena.find(view.pointer, view.size)
-            if place is not None:
-                self.on_host.add(place.region)
-            return place
+    def _fill(self, copied: list[tuple[int, int]], made: list[int]) -> None:
+        blocks = iter(self._blocks)
+        if copied:
+            block = next(blocks)
+            name, start = block.place
+            self.on_host.add(name)
+            for i, offset in copied:
+                view = self._prepared.views[i]
+                begin = start + offset
+                block.memory[begin : begin + view.size] = view.bytes_on_host()
+                self._inputs[i] = Place(name, begin)
+        for i, block in zip(made, blocks, strict=True):
+            self._outputs[i] = place = block.place
+            self.on_host.add(place.region)
+            self._memories[i] = np.ndarray((self._prepared.results[i].output.size,), np.uint8, block)
+
+    def _find(self, view: TensorView) -> Place | None:
+        """In memory of the host that is shared already."""
+        if view.pointer == 0:
+            return None
+        place = self._session.arena.find(view.pointer, view.size)
+        if place is not None:
+            self.on_host.add(place.region)
+        return place
+
+    def _find_on_gpu(self, view: TensorView) -> Operation[Place | None]:
         if not self._on_gpu:
             return None
-        found = yield from self._session.cuda.place(view.pointer, self._allocations)
-        self.on_device.add(found.region)
-        return found
+        place = yield from self._session.cuda.place(view.pointer, self._allocations)
+        self.on_device.add(place.region)
+        return place
 
-    def _allocate(self, size: int) -> Operation[Block]:
-        block = yield from self._session.arena.allocate(size)
-        self._blocks.append(block)
-        self.on_host.add(block.region.name)
-        return block
+    def encode(self, *events: bytes) -> tuple[bytes, bytes]:
+        """The request, and the tensors with which the answer should begin."""
+        plan = self._prepared.plan
+        parts = [self._prepared.encoded]
+        for tensor, place in zip(plan.inputs, self._inputs, strict=True):
+            parts.append(_tensor(tensor.field, tensor.header, place))
+        destinations, answers = [], []
+        for output, place in zip(plan.outputs, self._outputs, strict=True):
+            answers.append(_tensor(output.answer_field, output.header, place))
+            if place is not None:
+                destinations.append(_destination(output.destination_field, place))
+        parts.append(_wire.message(FIELDS["outputs"], *destinations))
+        parts.extend(events)
+        return b"".join(parts), b"".join(answers)
 
-    def encode(self, prepared: Prepared) -> list[bytes]:
-        parts = [prepared.encoded]
-        for tensor in prepared.inputs:
-            place = self.inputs.get(tensor.name)
-            parts.append(tensor.encoded() if place is None else tensor.encoded_shared(place))
-        outputs = (_wire.message(OUTPUT_FIELDS[name], place.encoded()) for name, place in self.outputs.items())
-        parts.append(_wire.message(FIELDS["outputs"], *outputs))
-        return parts
-
-    def deliver(self, result: Result) -> TensorLike:
-        if result.name in self._tensors:
-            return self._tensors[result.name]
-        return result.deliver(self._memories[result.name])
+    def deliver(self, index: int, result: Result) -> TensorLike:
+        memory = self._memories[index]
+        return self._tensors[index] if memory is None else result.deliver(memory)
 
 
 def _may_be_at_work(error: BaseException) -> bool:
@@ -117,48 +159,44 @@ def _may_be_at_work(error: BaseException) -> bool:
 
 def run_shared(session: SessionState, prepared: Prepared) -> Operation[PrefillResult]:
     """Through memory of the host; what is on a GPU is copied."""
-    places = _Places(session, on_gpu=False)
-    yield from places.place_inputs(prepared.inputs)
-    yield from places.place_results(prepared.results)
+    places = _Places(session, prepared, on_gpu=False)
+    yield from places.assign()
+    request, expected = places.encode()
     try:
-        answer = yield Unary(SERVICE + "Prefill", b"".join(places.encode(prepared)))
+        answer = yield Unary(_PREFILL, request)
     except BaseException as error:
         if _may_be_at_work(error):
             yield from session.arena.retire(places.on_host)
         raise
-    response = parse(prefill_pb2.PrefillResponse, answer)
-    return finish(session, prepared, response, Transport.SHARED_MEMORY, places.deliver)
+    return finish_expected(session, prepared, answer, expected, Transport.SHARED_MEMORY, places.deliver)
 
 
 def _streams(on_gpu: list[TensorView]) -> list[int]:
     """Those that order the tensors' contents, each once: more than one where tensors are of several libraries."""
-    of_torch = next((view for view in on_gpu if _tensors.torch_of(view.owner) is not None), None)
-    streams = {view.raw_stream for view in on_gpu if _tensors.torch_of(view.owner) is None}
-    return list(streams | ({of_torch.stream} if of_torch is not None else set()))
+    streams = {view.raw_stream: view for view in on_gpu}
+    return list({view.stream for view in streams.values()})
 
 
 def run_cuda(session: SessionState, prepared: Prepared) -> Operation[PrefillResult]:
     """On memory of the GPU where it is; what is on the host goes through shared memory. The caller's stream is made to
     wait for the server's work, and nobody waits for the caller's."""
-    views = [tensor.view for tensor in prepared.inputs] + [result.out for result in prepared.results if result.out]
-    on_gpu = [view for view in views if not view.on_host and view.size > 0]
+    views = prepared.views + [result.out for result in prepared.results if result.out]
+    on_gpu = [view for view in views if view.data is None and view.size > 0]
     if not on_gpu:
-        raise SharingUnavailableError("no tensor is on a GPU")
+        raise ValueError(f"transport is cuda_ipc, but none of {_names(prepared)} is on a GPU")
     streams = _streams(on_gpu)
 
-    places = _Places(session, on_gpu=True)
-    yield from places.place_inputs(prepared.inputs)
-    yield from places.place_results(prepared.results)
+    places = _Places(session, prepared, on_gpu=True)
+    yield from places.assign()
     pair: EventPair = yield from session.cuda.take_events(on_gpu[0].pointer)
-    parts = places.encode(prepared)
-    parts += (_wire.message(FIELDS[name], getattr(pair, name).encode()) for name in ("ready_event", "done_event"))
+    request, expected = places.encode(pair.encoded)
     try:
         with pair.context:
             for other in streams[1:]:
                 pair.ready.record(other)
                 pair.ready.let_wait(streams[0])
             pair.ready.record(streams[0])
-        answer = yield Unary(SERVICE + "Prefill", b"".join(parts))
+        answer = yield Unary(_PREFILL, request)
     except BaseException as error:
         if _may_be_at_work(error):
             yield from session.cuda.retire(places.on_device, pair)
@@ -172,8 +210,13 @@ def run_cuda(session: SessionState, prepared: Prepared) -> Operation[PrefillResu
         if places.on_host:  # read or written by work that the answer does not wait for
             pair.done.wait()
     session.cuda.give_events(pair)
-    response = parse(prefill_pb2.PrefillResponse, answer)
-    return finish(session, prepared, response, Transport.CUDA_IPC, places.deliver)
+    return finish_expected(session, prepared, answer, expected, Transport.CUDA_IPC, places.deliver)
+
+
+def _names(prepared: Prepared) -> str:
+    """Of the call's tensors, as its fields are called."""
+    inputs = [tensor.operand.name for tensor in prepared.plan.inputs]
+    return ", ".join(inputs + [f"out.{result.output.name}" for result in prepared.results if result.out is not None])
 
 
 def shared_empty(session: SessionState, shape: int | Sequence[int], dtype: object) -> Operation[Array]:
@@ -182,8 +225,7 @@ def shared_empty(session: SessionState, shape: int | Sequence[int], dtype: objec
     numpy_type = _tensors.numpy_dtype(_tensors.data_type(dtype))
     size = math.prod(dimensions) * numpy_type.itemsize
     try:
-        block = yield from session.arena.allocate(size)
+        (block,) = yield from session.arena.allocate([size])
     except SharingUnavailableError as error:
         raise UnavailableError(str(error)) from error
-    result: Array = block.array()[:size].view(numpy_type).reshape(dimensions)
-    return result
+    return np.ndarray(dimensions, numpy_type, block)

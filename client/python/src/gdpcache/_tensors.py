@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from gdpcache import _cuda, _dlpack
 from gdpcache.bfloat16 import numpy_bfloat16
 from gdpcache.types import Array, DataType, TensorLike
 
-_INTEGER_NAMES = ("int32", "int64")
+_INTEGERS = {int}
 
 
 @dataclass(slots=True, eq=False)
@@ -24,15 +24,12 @@ class TensorView:
 
     dtype: DataType
     shape: tuple[int, ...]
-    pointer: int
+    size: int  # in bytes
+    pointer: int  # 0 for memory of numpy's own, which is never shared
     owner: object
     source: TensorLike  # as the caller gave it
     data: Array | None  # flat uint8, in memory of the host; None on a GPU
-    raw_stream: int = 0  # see stream
-    size: int = field(init=False)  # in bytes
-
-    def __post_init__(self) -> None:
-        self.size = math.prod(self.shape) * self.dtype.size
+    raw_stream: int | None = None  # see stream; None: torch knows
 
     @property
     def on_host(self) -> bool:
@@ -41,11 +38,10 @@ class TensorView:
     @property
     def stream(self) -> int:
         """The CUDA stream that orders its contents: for torch the current one."""
-        torch = torch_of(self.owner)
-        if torch is None:
+        if self.raw_stream is not None:
             return self.raw_stream
         tensor: Any = self.owner
-        stream: int = torch.cuda.current_stream(tensor.device).cuda_stream
+        stream: int = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
         return stream
 
     def bytes_on_host(self) -> Array:
@@ -121,8 +117,9 @@ def _view_numpy(name: str, array: Array, source: TensorLike, writable: bool) -> 
     contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
     if writable and (contiguous is not array or not array.flags.writeable):
         raise ValueError(f"{name} is not contiguous or not writable")
+    pointer = 0 if contiguous.base is None else contiguous.__array_interface__["data"][0]
     data = contiguous.reshape(-1).view(np.uint8)
-    return TensorView(dtype, array.shape, data.__array_interface__["data"][0], contiguous, source, data)
+    return TensorView(dtype, array.shape, contiguous.nbytes, pointer, contiguous, source, data)
 
 
 @functools.cache
@@ -136,15 +133,17 @@ def _view_torch(name: str, tensor: Any, torch: Any, writable: bool) -> TensorVie
     if dtype is None:
         raise TypeError(f"{name} has dtype {tensor.dtype}; expected {_FLOATS}")
     contiguous = (tensor.detach() if tensor.requires_grad else tensor).contiguous()
-    if writable and contiguous.data_ptr() != tensor.data_ptr():
+    pointer = contiguous.data_ptr()
+    if writable and pointer != tensor.data_ptr():
         raise ValueError(f"{name} is not contiguous")
     shape = tuple(contiguous.shape)
-    if contiguous.device.type == "cuda":
-        return TensorView(dtype, shape, contiguous.data_ptr(), contiguous, tensor, None)
-    if contiguous.device.type != "cpu":
+    size = math.prod(shape) * dtype.size
+    if contiguous.is_cuda:
+        return TensorView(dtype, shape, size, pointer, contiguous, tensor, None)
+    if not contiguous.is_cpu:
         raise TypeError(f"{name} is on {contiguous.device}; expected cpu or cuda")
     data = contiguous.reshape(-1).view(torch.uint8).numpy()
-    return TensorView(dtype, shape, data.ctypes.data, contiguous, tensor, data)
+    return TensorView(dtype, shape, size, pointer, contiguous, tensor, data)
 
 
 def _view_cuda_array(name: str, array: Any, writable: bool) -> TensorView:
@@ -159,7 +158,8 @@ def _view_cuda_array(name: str, array: Any, writable: bool) -> TensorView:
         raise ValueError(f"{name} is not contiguous")
     if writable and read_only:
         raise ValueError(f"{name} is not writable")
-    return TensorView(dtype, shape, pointer, array, array, None, interface.get("stream") or _cuda.LEGACY_STREAM)
+    size = math.prod(shape) * dtype.size
+    return TensorView(dtype, shape, size, pointer, array, array, None, interface.get("stream") or _cuda.LEGACY_STREAM)
 
 
 def _view_dlpack(name: str, tensor: Any, writable: bool) -> TensorView:
@@ -172,10 +172,11 @@ def _view_dlpack(name: str, tensor: Any, writable: bool) -> TensorView:
     if not shown.contiguous:
         raise ValueError(f"{name} is not contiguous")
     dtype = _data_type(name, shown.dtype, _FLOATS)
+    size = math.prod(shown.shape) * dtype.size
     if on_gpu:
-        return TensorView(dtype, shown.shape, shown.pointer, shown.owner, tensor, None, stream or 0)
-    data = _memory(shown.pointer, math.prod(shown.shape) * dtype.size, shown.owner)
-    return TensorView(dtype, shown.shape, shown.pointer, shown.owner, tensor, data)
+        return TensorView(dtype, shown.shape, size, shown.pointer, shown.owner, tensor, None, stream or 0)
+    data = _memory(shown.pointer, size, shown.owner)
+    return TensorView(dtype, shown.shape, size, shown.pointer, shown.owner, tensor, data)
 
 
 @dataclass(frozen=True)
@@ -197,11 +198,18 @@ def _memory(pointer: int, size: int, owner: object) -> Array:
     return np.asarray(_Memory(pointer, size, owner))
 
 
+def fingerprint(name: str, value: TensorLike) -> object:
+    """What tells lists of integers apart: hashable, and different where `indices` gives something else."""
+    if type(value) is np.ndarray and value.dtype.kind in "iu":
+        return value.dtype.char, value.dtype.isnative, value.tobytes()
+    return tuple(indices(name, value))
+
+
 def indices(name: str, value: TensorLike | None) -> list[int]:
     """Integers of any kind of list, array or tensor, flat. From a GPU they have to be fetched, which waits for it."""
     if value is None:
         return []
-    if type(value) is list and all(type(element) is int for element in value):
+    if type(value) is list and {*map(type, value)} <= _INTEGERS:
         return value
     if torch_of(value) is not None:
         if value.is_floating_point() or value.is_complex():
@@ -233,11 +241,15 @@ def data_type(value: object) -> DataType:
     return _data_type("dtype", name, "float32, float16 or bfloat16")
 
 
+_NUMPY: dict[DataType, np.dtype[Any]] = {
+    dtype: np.dtype(dtype.value) for dtype in DataType if dtype is not DataType.BFLOAT16
+}
+
+
 def numpy_dtype(dtype: DataType, like: TensorLike | None = None) -> np.dtype[Any]:
     """numpy's type for results beside inputs like `like`, whose uint16 asks for bits."""
     if dtype is not DataType.BFLOAT16:
-        named: np.dtype[Any] = np.dtype(dtype.value)
-        return named
+        return _NUMPY[dtype]
     if isinstance(like, np.ndarray) and like.dtype == np.uint16:
         return np.dtype(np.uint16)
     return numpy_bfloat16()
@@ -247,7 +259,7 @@ def wrap(data: Array, dtype: DataType, shape: tuple[int, ...], like: TensorLike)
     """Bytes on the host as what `like` is: a torch tensor on its device, else a numpy array."""
     torch = torch_of(like)
     if torch is None:
-        return data.view(numpy_dtype(dtype, like)).reshape(shape)
+        return np.ndarray(shape, numpy_dtype(dtype, like), data)
     tensor = torch.from_numpy(data).view(getattr(torch, dtype.value)).reshape(shape)
     return tensor.to(like.device)
 
@@ -255,6 +267,7 @@ def wrap(data: Array, dtype: DataType, shape: tuple[int, ...], like: TensorLike)
 def allocate_on_gpu(dtype: DataType, shape: tuple[int, ...], like: TensorLike) -> TensorView | None:
     """Memory beside a torch tensor on a GPU; None for other tensors."""
     torch = torch_of(like)
-    if torch is None or like.device.type != "cuda":
+    if torch is None or not like.is_cuda:
         return None
-    return view("result", torch.empty(shape, dtype=getattr(torch, dtype.value), device=like.device))
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype.value), device=like.device)
+    return TensorView(dtype, shape, math.prod(shape) * dtype.size, tensor.data_ptr(), tensor, tensor, None)

@@ -7,6 +7,7 @@ all bfloat16 results where ``ml_dtypes`` is not installed.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from gdpcache.types import Array
 
 
+@functools.cache
 def numpy_bfloat16() -> np.dtype[Any]:
     """The dtype of bfloat16 results: ml_dtypes' where it is installed, else uint16."""
     if importlib.util.find_spec("ml_dtypes") is None:

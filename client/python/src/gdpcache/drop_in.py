@@ -59,10 +59,9 @@ def chunk_gated_delta_product_fwd_h(
         raise ValueError("without state the function needs a server: call gdpcache.set_default_session(session) first")
     if (state is None) != (state_indices is None):
         raise ValueError("state and state_indices go together")
-    slots = None if state_indices is None else _tensors.indices("state_indices", state_indices)
-    shape = tuple(u.shape)
-    if len(shape) != 4:
-        raise ValueError(f"u has shape {list(shape)}; expected [B, T, H, V]")
+    if len(u.shape) != 4:
+        raise ValueError(f"u has shape {list(u.shape)}; expected [B, T, H, V]")
+    batch = 1 if cu_seqlens is not None else u.shape[0]
     result = session.prefill(
         PrefillCall(
             layer=0 if state is None else state.layer,
@@ -71,13 +70,13 @@ def chunk_gated_delta_product_fwd_h(
             u=u,
             g=g,
             cu_seqlens=cu_seqlens,
-            batch=0 if cu_seqlens is not None else shape[0],
+            batch=0 if cu_seqlens is not None else batch,
             chunk_size=chunk_size,
             num_householder=num_householder,
             chunk_offsets=chunk_offsets,
             chunk_indices=chunk_indices,
-            state_indices=slots,
-            initial_state=_start(initial_state, state, slots),
+            state_indices=state_indices,
+            initial_state=_start(initial_state, state, state_indices),
             save_new_value=save_new_value,
             output_final_state=output_final_state,
             states=States.ALL,
@@ -86,20 +85,23 @@ def chunk_gated_delta_product_fwd_h(
     )
     h = result.h
     boundaries = result.chunk_offsets[-1]
-    batch = 1 if cu_seqlens is not None else shape[0]
     return h.reshape(batch, boundaries // max(batch, 1), *h.shape[1:]), result.v_new, result.final_state
 
 
 def _start(
-    initial_state: TensorLike | LayerState | SlotStates | None, state: LayerState | None, slots: list[int] | None
+    initial_state: TensorLike | LayerState | SlotStates | None,
+    state: LayerState | None,
+    state_indices: TensorLike | Sequence[int] | None,
 ) -> InitialState | TensorLike:
     if initial_state is None:
         return InitialState.ZERO
-    if not isinstance(initial_state, (LayerState, SlotStates)):
+    if isinstance(initial_state, SlotStates):
+        slots = tuple(_tensors.indices("state_indices", state_indices))
+        if initial_state.slots != slots:
+            raise ValueError(f"initial_state is of slots {list(initial_state.slots)}; state_indices are {list(slots)}")
+        initial_state = initial_state.state
+    if not isinstance(initial_state, LayerState):
         return initial_state
-    layer = initial_state if isinstance(initial_state, LayerState) else initial_state.state
-    if layer != state:
+    if initial_state is not state and initial_state != state:
         raise ValueError("initial_state names another layer than state")
-    if isinstance(initial_state, SlotStates) and list(initial_state.slots) != slots:
-        raise ValueError(f"initial_state is of slots {list(initial_state.slots)}; state_indices are {slots}")
     return InitialState.SLOT

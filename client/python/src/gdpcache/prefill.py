@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gdpcache.types import DataType, Outputs, SnapshotDirective, TensorLike, Transport
 
+NOWHERE = Outputs()  # in particular: all results are allocated
 
-class InitialState(enum.Enum):
+
+class _Option(enum.Enum):
+    __hash__ = object.__hash__  # members are equal only to themselves; Enum's own is a Python function
+
+
+class InitialState(_Option):
     """Where each sequence starts from, unless a tensor says so."""
 
     SLOT = "slot"  # its slot's own content; a sequence of slot -1 starts from zero
     ZERO = "zero"
 
 
-class States(enum.Enum):
+class States(_Option):
     """Which boundary states come back in h, unless a list of (sequence, boundary) says so."""
 
     NONE = "none"
     ALL = "all"
 
 
-class DecayBase(enum.Enum):
+class DecayBase(_Option):
     """Base of the decays in g. Natural ones are converted by the server."""
 
     LOG2 = "log2"
     NATURAL = "natural"
 
 
-class Precision(enum.Enum):
+class Precision(_Option):
     """How the recurrence multiplies bfloat16 and float16 inputs; sums are float32 always."""
 
     DEFAULT = "default"  # the state and x may be rounded to the input dtype for each product
@@ -88,5 +94,5 @@ class PrefillCall:
     request_id: str = ""  # for the server's logs; at most 128 bytes
     precision: Precision = Precision.DEFAULT
 
-    out: Outputs = field(default_factory=Outputs)
+    out: Outputs = NOWHERE
     transport: Transport | str = Transport.AUTO  # AUTO: the session's choice

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,8 @@ class DataType(enum.Enum):
 
     size: int  # bytes of an element
 
+    __hash__ = object.__hash__  # members are equal only to themselves; Enum's own is a Python function
+
     def __init__(self, name: str) -> None:
         self.size = {"float32": 4, "uint8": 1}.get(name, 2)
 
@@ -38,6 +40,8 @@ class Transport(str, enum.Enum):
     STREAM = "stream"  # in frames both ways at once; any size
     SHARED_MEMORY = "shared_memory"  # in memory shared with a server on this host
     CUDA_IPC = "cuda_ipc"  # where they are, on the GPU that the server works on
+
+    __hash__ = str.__hash__  # members equal their values
 
 
 class _Open(enum.Enum):
@@ -280,7 +284,15 @@ class Outputs:
     final_state: TensorLike | None = None  # [N, H, K, V] float32
 
 
-@dataclass(frozen=True)
+class PrefillDetails(NamedTuple):
+    """What an answer says besides the results."""
+
+    positions: tuple[int, ...]
+    snapshots: tuple[SnapshotOutcome, ...]
+    timing: PrefillTiming
+
+
+@dataclass(slots=True, eq=False)
 class PrefillResult:
     """What a successful prefill returns. Results that were not asked for are None, the others what the inputs were:
     torch tensors on their device, else numpy arrays; or the caller's own from ``out``."""
@@ -289,10 +301,23 @@ class PrefillResult:
     v_new: TensorLike
     final_state: TensorLike
     chunk_offsets: tuple[int, ...]  # [N + 1] prefix sums of boundaries per sequence
-    positions: tuple[int, ...]  # [N] tokens the slots have absorbed; -1 for slot -1
-    snapshots: tuple[SnapshotOutcome, ...]  # one per directive
-    timing: PrefillTiming
     transport: Transport  # the one used
+    _details: Callable[[], PrefillDetails] = field(repr=False)  # converted when asked for: few callers want them
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """[N] tokens the slots have absorbed; -1 for slot -1."""
+        return self._details().positions
+
+    @property
+    def snapshots(self) -> tuple[SnapshotOutcome, ...]:
+        """One per directive."""
+        return self._details().snapshots
+
+    @property
+    def timing(self) -> PrefillTiming:
+        """The server's."""
+        return self._details().timing
 
 
 @dataclass(frozen=True)
