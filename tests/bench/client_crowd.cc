@@ -1,5 +1,7 @@
 #include "tests/bench/client_crowd.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -26,11 +28,10 @@ struct Member {
   absl::Status status;
 };
 
-absl::StatusOr<Member> MakeMember(const std::string& server, const std::string& cache, const PrefillShape& shape,
-                                  std::int64_t slots, Transport transport) {
-  absl::StatusOr<Client> client = Client::Connect(server);
+absl::StatusOr<Member> MakeMember(const CrowdPlan& plan, const std::string& cache, std::int64_t slots) {
+  absl::StatusOr<Client> client = Client::Connect(plan.server);
   if (!client.ok()) return client.status();
-  auto workload = std::make_unique<PrefillWorkload>(shape);
+  auto workload = std::make_unique<PrefillWorkload>(plan.shape);
   CacheGeometry geometry = workload->geometry();
   geometry.slots = slots;
   const absl::StatusOr<CreatedCache> created =
@@ -40,21 +41,40 @@ absl::StatusOr<Member> MakeMember(const std::string& server, const std::string& 
   if (!session.ok()) return session.status();
   absl::StatusOr<std::vector<std::int64_t>> slot = session->AcquireSlots(1);
   if (!slot.ok()) return slot.status();
-  if (transport == Transport::kSharedMemory) {
+  if (plan.call == CrowdCall::kShared) {
     if (absl::Status status = workload->Share(*session); !status.ok()) return status;
   }
   return Member{*std::move(client), *std::move(session), *std::move(slot), std::move(workload), {}, {}};
 }
 
+absl::StatusOr<absl::Duration> CallOnce(Member& member, CrowdCall call) {
+  if (call != CrowdCall::kEmpty) {
+    return member.workload->RunPrefill(member.session, member.slot,
+                                       call == CrowdCall::kShared ? Transport::kSharedMemory : Transport::kUnary);
+  }
+  const absl::Time start = absl::Now();
+  if (const absl::StatusOr<absl::Duration> left = member.session.KeepAlive(); !left.ok()) return left.status();
+  return absl::Now() - start;
+}
+
+/// Processor time of a process so far; 0 names this one.
+absl::Duration ProcessorTime(pid_t process) {
+  clockid_t clock = CLOCK_PROCESS_CPUTIME_ID;
+  timespec now = {};
+  if ((process != 0 && clock_getcpuclockid(process, &clock) != 0) || clock_gettime(clock, &now) != 0) {
+    return absl::ZeroDuration();
+  }
+  return absl::DurationFromTimespec(now);
+}
+
 }  // namespace
 
-absl::StatusOr<CrowdTimes> MeasureCrowd(const std::string& server, const PrefillShape& shape, int clients,
-                                        Caches caches, Transport transport, absl::Duration duration) {
+absl::StatusOr<CrowdTimes> MeasureCrowd(const CrowdPlan& plan, int clients, Caches caches) {
   std::vector<Member> members;
   for (int i = 0; i < clients; ++i) {
     const bool one = caches == Caches::kOne;
     absl::StatusOr<Member> member =
-        MakeMember(server, one ? "bench/crowd" : absl::StrCat("bench/crowd/", i), shape, one ? clients : 1, transport);
+        MakeMember(plan, one ? "bench/crowd" : absl::StrCat("bench/crowd/", i), one ? clients : 1);
     if (!member.ok()) return member.status();
     members.push_back(*std::move(member));
   }
@@ -67,19 +87,23 @@ absl::StatusOr<CrowdTimes> MeasureCrowd(const std::string& server, const Prefill
     threads.emplace_back([&] {
       ready.arrive_and_wait();
       while (!over && member.status.ok()) {
-        const absl::StatusOr<absl::Duration> call = member.workload->RunPrefill(member.session, member.slot, transport);
-        member.status = call.status();
-        if (call.ok() && counting && !over) member.call_us.push_back(absl::ToDoubleMicroseconds(*call));
+        const absl::StatusOr<absl::Duration> took = CallOnce(member, plan.call);
+        member.status = took.status();
+        if (took.ok() && counting && !over) member.call_us.push_back(absl::ToDoubleMicroseconds(*took));
       }
     });
   }
   ready.arrive_and_wait();
-  absl::SleepFor(duration / 4);  // connections, threads and memory settle
+  absl::SleepFor(plan.duration / 4);  // connections, threads and memory settle
   counting = true;
   const absl::Time start = absl::Now();
-  absl::SleepFor(duration);
+  const absl::Duration server_start = ProcessorTime(plan.server_process);
+  const absl::Duration client_start = ProcessorTime(0);
+  absl::SleepFor(plan.duration);
   over = true;
   const absl::Duration counted = absl::Now() - start;
+  const absl::Duration server = ProcessorTime(plan.server_process) - server_start;
+  const absl::Duration client = ProcessorTime(0) - client_start;
   for (std::thread& thread : threads) thread.join();
   CrowdTimes times;
   for (const Member& member : members) {
@@ -87,7 +111,10 @@ absl::StatusOr<CrowdTimes> MeasureCrowd(const std::string& server, const Prefill
     times.call_us.insert(times.call_us.end(), member.call_us.begin(), member.call_us.end());
   }
   if (times.call_us.empty()) return absl::DeadlineExceededError("no call was over in time");
-  times.calls_per_second = static_cast<double>(times.call_us.size()) / absl::ToDoubleSeconds(counted);
+  const auto calls = static_cast<double>(times.call_us.size());
+  times.calls_per_second = calls / absl::ToDoubleSeconds(counted);
+  times.server_us = absl::ToDoubleMicroseconds(server) / calls;
+  times.client_us = absl::ToDoubleMicroseconds(client) / calls;
   return times;
 }
 

@@ -1,6 +1,8 @@
 #ifndef GDPCACHE_TESTS_BENCH_CLIENT_CROWD_H_
 #define GDPCACHE_TESTS_BENCH_CLIENT_CROWD_H_
 
+#include <sys/types.h>
+
 #include <string>
 #include <vector>
 
@@ -14,16 +16,28 @@ namespace gdpcache::bench {
 struct CrowdTimes {
   double calls_per_second = 0;
   std::vector<double> call_us;  // of each call of each client
+  // Processor time of a call, all threads together.
+  double server_us = 0;
+  double client_us = 0;
 };
 
 /// Calls on one cache can share a launch; those on caches of their own cannot.
 enum class Caches { kOne, kOneEach };
 
-/// `clients` threads, each with a connection, a session, a slot and tensors of its own, run prefills of `shape`, a
-/// single sequence, one behind the other for `duration`. With kSharedMemory their tensors lie in memory shared with the
-/// server.
-absl::StatusOr<CrowdTimes> MeasureCrowd(const std::string& server, const PrefillShape& shape, int clients,
-                                        Caches caches, Transport transport, absl::Duration duration);
+/// What each client calls: nothing but a renewal of its session, or prefills, whose tensors with kShared lie in memory
+/// shared with the server.
+enum class CrowdCall { kEmpty, kInline, kShared };
+
+struct CrowdPlan {
+  std::string server;
+  pid_t server_process = 0;
+  PrefillShape shape;  // a single sequence
+  CrowdCall call = CrowdCall::kEmpty;
+  absl::Duration duration;
+};
+
+/// `clients` threads, each with a connection, a session, a slot and tensors of its own, call one behind the other.
+absl::StatusOr<CrowdTimes> MeasureCrowd(const CrowdPlan& plan, int clients, Caches caches);
 
 }  // namespace gdpcache::bench
 

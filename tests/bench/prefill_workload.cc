@@ -114,6 +114,7 @@ std::vector<kernels::Sequence> PrefillWorkload::Describe(const Operands& operand
     sequence.g = operands.g + row * shape_.heads;
     sequence.v_new = operands.v_new + row * value_row;
     sequence.slot = {operands.slots + static_cast<std::int64_t>(n) * state, kernels::DataType::kFloat32, head_stride};
+    if (shape_.continues) sequence.initial_state = sequence.slot;
     if (shape_.all_states) {
       sequence.all_boundaries = {h, kernels::DataType::kFloat32, head_stride};
       h += (sequence.length + tokens_per_boundary - 1) / tokens_per_boundary * state;
@@ -192,7 +193,7 @@ absl::StatusOr<absl::Duration> PrefillWorkload::RunPrefill(Session& session, con
   call.cu_seqlens = cu_seqlens_;
   call.chunk_size = kChunk;
   call.state_indices = slots;
-  call.initial_state_source = InitialState::kZero;
+  call.initial_state_source = shape_.continues ? InitialState::kSlot : InitialState::kZero;
   call.save_new_value = true;
   call.outputs.v_new = {DataType::kBFloat16, {tokens_, shape_.heads, shape_.value_dim}, called_.v_new};
   if (shape_.all_states) {

@@ -15,7 +15,7 @@
 
 namespace gdpcache::bench {
 
-/// One prefill of bfloat16 inputs with decay into a float32 cache, every sequence from zero, v_new wanted.
+/// One prefill of bfloat16 inputs with decay into a float32 cache, v_new wanted.
 struct PrefillShape {
   std::string name;
   std::vector<std::int64_t> lengths;  // expanded tokens of each sequence
@@ -24,6 +24,7 @@ struct PrefillShape {
   std::int64_t value_dim = 0;
   std::int64_t num_householder = 1;
   bool all_states = false;  // return every boundary state, float32
+  bool continues = false;   // from the slots, as a model's next token does; else every sequence starts from zero
 };
 
 /// The tensors of one prefill in memory of this process, run as a call of the kernel or as a call to a server.

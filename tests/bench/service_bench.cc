@@ -231,31 +231,48 @@ nlohmann::json ReportShared(const PrefillWorkload& workload, const SharedTimes& 
           {"target", kSharedTarget}};
 }
 
-nlohmann::json ReportCrowd(const std::string& who, const CrowdTimes& times, double one_client) {
+nlohmann::json ReportCrowd(const std::string& what, const std::string& who, const CrowdTimes& times, double one_client,
+                           double empty) {
   const double ratio = times.calls_per_second / one_client;
-  std::printf("| %-24s | %9.0f | %7.0f | %7.0f | %5.1f |\n", who.c_str(), times.calls_per_second,
-              Quantile(times.call_us, 0.5), Quantile(times.call_us, 0.99), ratio);
-  return {{"who", who},
+  const double of_empty = times.calls_per_second / empty;
+  std::printf("| %-22s | %-11s | %9.0f | %7.0f | %7.0f | %5.1f | %8.2f | %6.1f | %6.1f |\n", what.c_str(), who.c_str(),
+              times.calls_per_second, Quantile(times.call_us, 0.5), Quantile(times.call_us, 0.99), ratio, of_empty,
+              times.server_us, times.client_us);
+  return {{"what", what},
+          {"who", who},
           {"calls_per_second", times.calls_per_second},
           {"p50_us", Quantile(times.call_us, 0.5)},
           {"p99_us", Quantile(times.call_us, 0.99)},
           {"ratio", ratio},
+          {"of_empty", of_empty},
+          {"server_processor_us", times.server_us},
+          {"client_processor_us", times.client_us},
           {"target", kCrowdTarget}};
 }
 
-/// One client, then many whose calls can and cannot share launches.
-absl::Status MeasureCrowds(const std::string& server, const PrefillShape& shape, const std::string& transport_name,
-                           Transport transport, absl::Duration duration, nlohmann::json& report) {
-  const absl::StatusOr<CrowdTimes> one = MeasureCrowd(server, shape, 1, Caches::kOne, transport, duration);
+/// Calls a second of one client and of many.
+struct CrowdBase {
+  double one = 0;
+  double many = 0;
+};
+
+/// One client, then many whose calls can and cannot share launches. `empty`, unless it is still to be measured, is what
+/// the same clients reach with calls that do nothing.
+absl::StatusOr<CrowdBase> MeasureCrowds(const std::string& what, const CrowdPlan& plan, const CrowdBase* empty,
+                                        nlohmann::json& report) {
+  const absl::StatusOr<CrowdTimes> one = MeasureCrowd(plan, 1, Caches::kOne);
   if (!one.ok()) return one.status();
-  const double base = one->calls_per_second;
-  report.push_back(ReportCrowd(absl::StrCat("1, ", transport_name), *one, base));
-  for (const auto& [name, caches] : {std::pair{"merged", Caches::kOne}, std::pair{"apart", Caches::kOneEach}}) {
-    const absl::StatusOr<CrowdTimes> many = MeasureCrowd(server, shape, kCrowd, caches, transport, duration);
+  CrowdBase base{.one = one->calls_per_second};
+  report.push_back(ReportCrowd(what, "1", *one, base.one, empty == nullptr ? base.one : empty->one));
+  std::vector<std::pair<std::string, Caches>> crowds = {{absl::StrCat(kCrowd, " together"), Caches::kOne}};
+  if (plan.call != CrowdCall::kEmpty) crowds.emplace_back(absl::StrCat(kCrowd, " apart"), Caches::kOneEach);
+  for (const auto& [who, caches] : crowds) {
+    const absl::StatusOr<CrowdTimes> many = MeasureCrowd(plan, kCrowd, caches);
     if (!many.ok()) return many.status();
-    report.push_back(ReportCrowd(absl::StrCat(kCrowd, ", ", transport_name, ", ", name), *many, base));
+    if (base.many == 0) base.many = many->calls_per_second;
+    report.push_back(ReportCrowd(what, who, *many, base.one, empty == nullptr ? base.many : empty->many));
   }
-  return absl::OkStatus();
+  return base;
 }
 
 nlohmann::json ReportTiny(const std::string& over, const TinyTimes& times) {
@@ -273,12 +290,106 @@ struct Options {
   int rounds = 9;
   int calls = 3000;
   int crowd_ms = 2000;
+  std::vector<std::string> parts = {"stream", "shared", "tiny", "crowd"};
   std::string backend = "cpu";
   std::string json;
 };
 
+/// What all parts measure with.
+struct Bench {
+  const Options& options;
+  kernels::Backend& backend;
+  test::ServerProcess& server;
+  Route& tcp;
+  Route& local;
+  nlohmann::json& report;
+};
+
+PrefillShape TinyShape() {
+  return {.name = "tiny", .lengths = {1}, .heads = 4, .key_dim = 64, .value_dim = 64, .continues = true};
+}
+
+absl::Status RunStream(const Bench& bench) {
+  std::printf("| prefill              | over | MB in  | MB out | pump ms | kernel ms | total ms | ratio |\n");
+  std::printf("| -------------------- | ---- | ------ | ------ | ------- | --------- | -------- | ----- |\n");
+  for (PrefillShape& shape : StreamShapes()) {
+    PrefillWorkload workload(std::move(shape));
+    for (Route* route : {&bench.tcp, &bench.local}) {
+      const absl::StatusOr<StreamTimes> times = MeasureStream(workload, bench.backend, *route, bench.options.rounds);
+      if (!times.ok()) return times.status();
+      bench.report["stream"].push_back(ReportStream(workload, *route, *times));
+    }
+  }
+  std::printf("\nratio: prefill / (pump + kernel); target at most %.1f\n\n", kStreamTarget);
+  return absl::OkStatus();
+}
+
+absl::Status RunShared(const Bench& bench) {
+  std::printf("| prefill, shared      | kernel ms | total ms | ratio |\n");
+  std::printf("| -------------------- | --------- | -------- | ----- |\n");
+  std::vector<PrefillShape> shapes = StreamShapes();
+  for (PrefillShape& shape : SharedShapes()) shapes.push_back(std::move(shape));
+  for (PrefillShape& shape : shapes) {
+    PrefillWorkload workload(std::move(shape));
+    const absl::StatusOr<SharedTimes> times = MeasureShared(workload, bench.backend, bench.local, bench.options.rounds);
+    if (!times.ok()) return times.status();
+    bench.report["shared"].push_back(ReportShared(workload, *times));
+  }
+  std::printf("\nratio: prefill / kernel; target at most %.1f from 1 ms on\n\n", kSharedTarget);
+  return absl::OkStatus();
+}
+
+absl::Status RunTiny(const Bench& bench) {
+  std::printf("| over                |     | empty us | tiny us  | ratio |\n");
+  std::printf("| ------------------- | --- | -------- | -------- | ----- |\n");
+  PrefillWorkload tiny(TinyShape());
+  for (Route* route : {&bench.tcp, &bench.local}) {
+    for (const auto& [name, transport] :
+         {std::pair{"", Transport::kUnary}, std::pair{", shared memory", Transport::kSharedMemory}}) {
+      const absl::StatusOr<TinyTimes> times = MeasureTiny(tiny, *route, transport, bench.options.calls);
+      if (!times.ok()) return times.status();
+      bench.report["tiny"].push_back(ReportTiny(absl::StrCat(route->name, name), *times));
+    }
+  }
+  std::printf("\nratio: one-token prefill / empty RPC of the same server; target at most %.1f\n\n", kTinyTarget);
+  return absl::OkStatus();
+}
+
+absl::Status RunCrowd(const Bench& bench) {
+  std::printf(
+      "| one token of           | clients     | calls / s | p50 us  | p99 us  | ratio | of empty | server | client "
+      "|\n");
+  std::printf(
+      "| ---------------------- | ----------- | --------- | ------- | ------- | ----- | -------- | ------ | ------ "
+      "|\n");
+  CrowdPlan plan = {.server = bench.server.unix_address(),
+                    .server_process = bench.server.process().pid(),
+                    .shape = TinyShape(),
+                    .call = CrowdCall::kEmpty,
+                    .duration = absl::Milliseconds(bench.options.crowd_ms)};
+  nlohmann::json& report = bench.report["crowd"];
+  const absl::StatusOr<CrowdBase> empty = MeasureCrowds("nothing: an empty RPC", plan, nullptr, report);
+  if (!empty.ok()) return empty.status();
+  const PrefillShape model = {
+      .name = "model", .lengths = {1}, .heads = 32, .key_dim = 128, .value_dim = 128, .continues = true};
+  for (const auto& [shape, name] : {std::pair{TinyShape(), "4 x 64 x 64"}, std::pair{model, "32 x 128 x 128"}}) {
+    plan.shape = shape;
+    for (const auto& [transport, call] :
+         {std::pair{"inline", CrowdCall::kInline}, std::pair{"shared", CrowdCall::kShared}}) {
+      plan.call = call;
+      const auto crowd = MeasureCrowds(absl::StrCat(name, ", ", transport), plan, &*empty, report);
+      if (!crowd.ok()) return crowd.status();
+    }
+  }
+  std::printf(
+      "\nratio: throughput / one client's; target at least %.0f. of empty: throughput / that of as many clients with "
+      "empty RPCs.\nserver, client: processor time of a call on either side, us\n",
+      kCrowdTarget);
+  return absl::OkStatus();
+}
+
 absl::Status Run(const Options& options) {
-  const test::ServerProcess server({"--backend=" + options.backend});
+  test::ServerProcess server({"--backend=" + options.backend});
   if (server.tcp_address().empty()) return absl::InternalError("gdpcached did not start");
   absl::StatusOr<Route> tcp = MakeRoute("tcp", server.tcp_address(), "127.0.0.1:0");
   if (!tcp.ok()) return tcp.status();
@@ -288,58 +399,14 @@ absl::Status Run(const Options& options) {
       {.choice = options.backend == "cuda" ? kernels::BackendChoice::kCuda : kernels::BackendChoice::kCpu});
   if (!backend.ok()) return backend.status();
   nlohmann::json report = {{"device", (*backend)->device_info().device}, {"rounds", options.rounds}};
+  const Bench bench = {options, **backend, server, *tcp, *local, report};
 
   std::printf("%s; medians of %d rounds\n\n", (*backend)->device_info().device.c_str(), options.rounds);
-  std::printf("| prefill              | over | MB in  | MB out | pump ms | kernel ms | total ms | ratio |\n");
-  std::printf("| -------------------- | ---- | ------ | ------ | ------- | --------- | -------- | ----- |\n");
-  for (PrefillShape& shape : StreamShapes()) {
-    PrefillWorkload workload(std::move(shape));
-    for (Route* route : {&*tcp, &*local}) {
-      const absl::StatusOr<StreamTimes> times = MeasureStream(workload, **backend, *route, options.rounds);
-      if (!times.ok()) return times.status();
-      report["stream"].push_back(ReportStream(workload, *route, *times));
-    }
+  for (const auto& [part, run] : {std::pair{"stream", &RunStream}, std::pair{"shared", &RunShared},
+                                  std::pair{"tiny", &RunTiny}, std::pair{"crowd", &RunCrowd}}) {
+    if (std::find(options.parts.begin(), options.parts.end(), part) == options.parts.end()) continue;
+    if (absl::Status status = run(bench); !status.ok()) return status;
   }
-  std::printf("\nratio: prefill / (pump + kernel); target at most %.1f\n\n", kStreamTarget);
-
-  std::printf("| prefill, shared      | kernel ms | total ms | ratio |\n");
-  std::printf("| -------------------- | --------- | -------- | ----- |\n");
-  std::vector<PrefillShape> shared_shapes = StreamShapes();
-  for (PrefillShape& shape : SharedShapes()) shared_shapes.push_back(std::move(shape));
-  for (PrefillShape& shape : shared_shapes) {
-    PrefillWorkload workload(std::move(shape));
-    const absl::StatusOr<SharedTimes> times = MeasureShared(workload, **backend, *local, options.rounds);
-    if (!times.ok()) return times.status();
-    report["shared"].push_back(ReportShared(workload, *times));
-  }
-  std::printf("\nratio: prefill / kernel; target at most %.1f from 1 ms on\n\n", kSharedTarget);
-
-  std::printf("| over                |     | empty us | tiny us  | ratio |\n");
-  std::printf("| ------------------- | --- | -------- | -------- | ----- |\n");
-  const PrefillShape tiny_shape = {.name = "tiny", .lengths = {1}, .heads = 4, .key_dim = 64, .value_dim = 64};
-  PrefillWorkload tiny(tiny_shape);
-  for (Route* route : {&*tcp, &*local}) {
-    for (const auto& [name, transport] :
-         {std::pair{"", Transport::kUnary}, std::pair{", shared memory", Transport::kSharedMemory}}) {
-      const absl::StatusOr<TinyTimes> times = MeasureTiny(tiny, *route, transport, options.calls);
-      if (!times.ok()) return times.status();
-      report["tiny"].push_back(ReportTiny(absl::StrCat(route->name, name), *times));
-    }
-  }
-  std::printf("\nratio: one-token prefill / empty RPC of the same server; target at most %.1f\n", kTinyTarget);
-
-  std::printf("\n| clients                  | calls / s | p50 us  | p99 us  | ratio |\n");
-  std::printf("| ------------------------ | --------- | ------- | ------- | ----- |\n");
-  for (const auto& [name, transport] :
-       {std::pair{"inline", Transport::kUnary}, std::pair{"shared", Transport::kSharedMemory}}) {
-    const absl::Duration duration = absl::Milliseconds(options.crowd_ms);
-    if (absl::Status status =
-            MeasureCrowds(server.unix_address(), tiny_shape, name, transport, duration, report["crowd"]);
-        !status.ok()) {
-      return status;
-    }
-  }
-  std::printf("\nratio: throughput / one client's; target at least %.0f\n", kCrowdTarget);
 
   if (!options.json.empty()) {
     std::ofstream file(options.json);
@@ -355,6 +422,9 @@ int Main(int argc, char** argv) {
   app.add_option("--calls", options.calls, "tiny prefills")->check(CLI::Range(100, 1'000'000));
   app.add_option("--crowd-ms", options.crowd_ms, "how long each crowd of clients calls")
       ->check(CLI::Range(100, 100'000));
+  app.add_option("--parts", options.parts, "what to measure")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"stream", "shared", "tiny", "crowd"}));
   app.add_option("--backend", options.backend, "what the server computes on")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--json", options.json, "write every measurement to this file");
   CLI11_PARSE(app, argc, argv);
