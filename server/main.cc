@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"
 #include "server/cache/catalog.h"
@@ -183,5 +184,7 @@ int Main(absl::Span<const char* const> arguments) {
 }  // namespace gdpcache
 
 int main(int argc, char** argv) {
+  // Distributions build Abseil with its detector of lock cycles, which looks at every lock that gRPC takes.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   return gdpcache::Main(absl::MakeConstSpan(argv + 1, static_cast<std::size_t>(argc > 0 ? argc - 1 : 0)));
 }

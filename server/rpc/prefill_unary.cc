@@ -10,11 +10,12 @@
 #include "server/rpc/prefill_codec.h"
 #include "server/rpc/rpc_in_session.h"
 #include "server/rpc/shared_memory_codec.h"
+#include "server/rpc/unary_reactor.h"
 
 namespace gdpcache::rpc {
 namespace {
 
-class PrefillReactor final : public grpc::ServerUnaryReactor {
+class PrefillReactor final : public UnaryReactor {
  public:
   PrefillReactor(grpc::CallbackServerContext& context, const v1::PrefillRequest& request, v1::PrefillResponse& response,
                  PrefillMetrics* metrics)
@@ -53,7 +54,7 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
                                  response_)});
     bool cancelled = false;
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(mutex());
       call_ = prefill;
       cancelled = cancelled_;
     }
@@ -62,19 +63,14 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
   }
 
  private:
-  void OnCancel() override {
+  void Cancelled() override {
     std::shared_ptr<engine::Call> call;
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(mutex());
       cancelled_ = true;
       call = call_;
     }
     if (call != nullptr) call->Cancel(ClientGone());
-  }
-
-  void OnDone() override {
-    { const std::lock_guard lock(mutex_); }  // behind whoever has finished
-    delete this;
   }
 
   void Done(absl::StatusOr<engine::PrefillResult> result) {
@@ -82,16 +78,17 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
     EncodeResult(*result, response_);
     spdlog::debug("Prefill '{}': {} us in all, {} queued, {} computing", request_.request_id(), result->timing.total_us,
                   result->timing.queue_us, result->timing.compute_us);
-    const std::lock_guard lock(mutex_);
-    if (metrics_ != nullptr) metrics_->Observe(call_->plan(), result->timing);
+    {
+      const std::lock_guard lock(mutex());
+      if (metrics_ != nullptr) metrics_->Observe(call_->plan(), result->timing);
+    }
     in_session_.AnswerWaits();
-    Finish(grpc::Status::OK);
+    Answer(grpc::Status::OK);
   }
 
   void Fail(const absl::Status& status) {
     response_.Clear();
-    const std::lock_guard lock(mutex_);
-    Finish(Failed("Prefill", caller_, request_.request_id(), status));
+    Answer(Failed("Prefill", caller_, request_.request_id(), status));
   }
 
   const v1::PrefillRequest& request_;
@@ -100,7 +97,7 @@ class PrefillReactor final : public grpc::ServerUnaryReactor {
   engine::CallContext caller_;
   RpcInSession in_session_;
 
-  std::mutex mutex_;  // guards what follows
+  // The mutex guards what follows.
   std::shared_ptr<engine::UnaryPrefill> call_;
   bool cancelled_ = false;
 };

@@ -1,20 +1,17 @@
 #ifndef GDPCACHE_SERVER_RPC_UNARY_CALL_H_
 #define GDPCACHE_SERVER_RPC_UNARY_CALL_H_
 
-#include <grpcpp/support/server_callback.h>
-
 #include <memory>
-#include <mutex>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/engine/call.h"
+#include "server/rpc/unary_reactor.h"
 
 namespace gdpcache::rpc {
 
-/// One unary call in progress; deletes itself when gRPC is done with it. Its mutex is taken by whatever gRPC calls, so
-/// that the order gRPC guarantees is visible to ThreadSanitizer, too.
-class UnaryCall final : public grpc::ServerUnaryReactor {
+/// A unary call of which no more is known than the engine's call that it runs, if any.
+class UnaryCall final : public UnaryReactor {
  public:
   /// Sends the answer. Once, on any thread.
   void Answer(const absl::Status& status);
@@ -23,12 +20,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   /// error. Only from the method that handles the call.
   void Run(absl::StatusOr<std::shared_ptr<engine::Call>> operation);
 
-  void OnCancel() override;
-  void OnDone() override;
-
  private:
-  std::mutex mutex_;
-  std::shared_ptr<engine::Call> operation_;
+  void Cancelled() override;
+
+  std::shared_ptr<engine::Call> operation_;  // the mutex guards it
 };
 
 }  // namespace gdpcache::rpc

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gdpcache/client.h"
@@ -428,6 +429,7 @@ int Main(int argc, char** argv) {
   app.add_option("--backend", options.backend, "what the server computes on")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--json", options.json, "write every measurement to this file");
   CLI11_PARSE(app, argc, argv);
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // as the server does
   if (const absl::Status status = Run(options); !status.ok()) {
     std::cerr << "gdpcache_service_bench: " << status << '\n';
     return 1;
