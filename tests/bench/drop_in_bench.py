@@ -1,13 +1,18 @@
-"""gdpcache.chunk_gated_delta_product_fwd_h beside the public Triton kernel (fla-core), with the same torch tensors on
-one GPU. Needs torch, and fla-core for the comparison; GDPCACHED names a server built with CUDA.
+"""gdpcache.chunk_gated_delta_product_fwd_h, and where its time goes. On a GPU beside the public Triton kernel
+(fla-core, where it is installed) with the same torch tensors; on the CPU with numpy arrays. GDPCACHED names the server.
 
-    GDPCACHED=.../gdpcached PYTHONPATH=.../client/python/package python3 drop_in_bench.py [FILE.json]
+    GDPCACHED=.../gdpcached PYTHONPATH=.../client/python/package python3 drop_in_bench.py [cuda|cpu] [FILE.json]
 
-Times are wall-clock microseconds, medians: of one call waited for, and of one in a row of calls waited for together.
+Times are wall-clock microseconds, medians; rounds of the calls that are compared take turns. `empty` is an RPC of the
+same client that does next to nothing (a session's renewal), `alone` one call that is waited for, of which `before`,
+`rpc`, `after` and `wait` are this package's work, the RPC, this package's work again, and waiting for the GPU, if there
+is one; `in a row` is one of many that are waited for together. `kernel` is the recurrence alone: on a GPU what CUDA events
+see of it between two of the caller's, on the CPU what the server says. `ratio` is (alone - kernel) / empty.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -16,65 +21,77 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 import gdpcache
 
-try:
-    from fla.ops.gated_delta_product.chunk_deltaproduct_h import chunk_gated_delta_product_fwd_h as triton_kernel
-except ImportError:
-    triton_kernel = None
-
 CHUNK = 64
-REPEATS, ROW = 30, 20
+ROUNDS, REPEATS, ROW = 10, 30, 20
 
 # Name, sequences, tokens of each, M, H, K, V.
-SHAPES = [
-    ("A", 1, 8192, 1, 32, 128, 128),
-    ("C", 32, 1024, 1, 32, 128, 128),
-    ("G", 64, 128, 1, 16, 128, 128),
-    ("L", 256, 1, 1, 32, 128, 128),
-    ("N", 1, 4096, 3, 32, 128, 64),
-]
+Shape = tuple[str, int, int, int, int, int, int]
+SHAPES: dict[str, list[Shape]] = {
+    "cuda": [
+        ("A", 1, 8192, 1, 32, 128, 128),
+        ("C", 32, 1024, 1, 32, 128, 128),
+        ("G", 64, 128, 1, 16, 128, 128),
+        ("L", 256, 1, 1, 32, 128, 128),
+        ("N", 1, 4096, 3, 32, 128, 64),
+        ("tiny", 1, 1, 1, 8, 64, 64),
+    ],
+    "cpu": [
+        ("1x1", 1, 1, 1, 8, 64, 64),
+        ("1x64", 1, 64, 1, 8, 64, 64),
+        ("16x1", 16, 1, 1, 8, 64, 64),
+        ("1x1024", 1, 1024, 1, 8, 64, 64),
+    ],
+}
 
 
-def median_us(call: Callable[[], Any]) -> tuple[float, float]:
-    """Of one call alone, and of one in a row."""
-    for _ in range(5):
-        call()
-    torch.cuda.synchronize()
-    alone, in_row = [], []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        alone.append(time.perf_counter() - start)
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(ROW):
-            call()
-        torch.cuda.synchronize()
-        in_row.append((time.perf_counter() - start) / ROW)
-    return statistics.median(alone) * 1e6, statistics.median(in_row) * 1e6
+class Watch:
+    """When a session's calls enter and leave the RPC."""
+
+    def __init__(self, session: gdpcache.Session) -> None:
+        self.entered = self.left = 0.0
+        driver: Any = session._driver
+        perform = driver._perform
+
+        def watched(*arguments: Any) -> Any:
+            self.entered = time.perf_counter()
+            try:
+                return perform(*arguments)
+            finally:
+                self.left = time.perf_counter()
+
+        driver._perform = watched
 
 
-def inputs(sequences: int, tokens: int, m: int, heads: int, key_dim: int, value_dim: int) -> dict[str, Any]:
+def inputs(
+    library: Any, sequences: int, tokens: int, m: int, heads: int, key_dim: int, value_dim: int
+) -> dict[str, Any]:
     """Unit keys, and decays that keep the state bounded over many calls."""
-    generator = torch.Generator("cuda").manual_seed(1)
+    random = np.random.default_rng(1)
     total = sequences * tokens * m
-    k = torch.randn(1, total, heads, key_dim, device="cuda", generator=generator)
-    k = k / k.norm(dim=-1, keepdim=True)
-    u = torch.randn(1, total, heads, value_dim, device="cuda", generator=generator)
-    rows = torch.arange(tokens * m, device="cuda") % CHUNK + 1
-    g = (-0.02 * rows.float()).repeat(sequences)[None, :, None].expand(1, total, heads).contiguous()
+    k = random.standard_normal((1, total, heads, key_dim), np.float32)
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    u = random.standard_normal((1, total, heads, value_dim), np.float32)
+    rows = np.arange(tokens * m, dtype=np.float32) % CHUNK + 1
+    g = np.broadcast_to(np.tile(-0.02 * rows, sequences)[None, :, None], (1, total, heads))
+    arrays = {"k": k, "w": k * 0.5, "u": u}
+    cu_seqlens = np.arange(0, total + 1, tokens * m, dtype=np.int64)
+    if library is np:
+        return {
+            **{name: array.astype(np.float16) for name, array in arrays.items()},
+            "g": np.ascontiguousarray(g),
+            "cu_seqlens": cu_seqlens,
+        }
     return {
-        "k": k.bfloat16(),
-        "w": (k * 0.5).bfloat16(),
-        "u": u.bfloat16(),
-        "g": g,
-        "cu_seqlens": torch.arange(0, total + 1, tokens * m, dtype=torch.int64),
+        **{name: library.from_numpy(array).cuda().bfloat16() for name, array in arrays.items()},
+        "g": library.from_numpy(np.ascontiguousarray(g)).cuda(),
+        "cu_seqlens": library.from_numpy(cu_seqlens),
     }
 
 
@@ -82,13 +99,35 @@ def difference(actual: Any, expected: Any) -> float:
     return float((actual.float() - expected.float()).norm() / expected.float().norm().clamp(min=1e-30))
 
 
-def run(client: gdpcache.Client, shape: tuple[str, int, int, int, int, int, int]) -> dict[str, Any]:
-    name, sequences, tokens, m, heads, key_dim, value_dim = shape
-    arguments = inputs(sequences, tokens, m, heads, key_dim, value_dim)
+def triton_call(torch: Any, shape: Shape, arguments: dict[str, Any]) -> Callable[[], Any] | None:
+    """The public kernel on the same tensors."""
+    try:
+        from fla.ops.gated_delta_product.chunk_deltaproduct_h import chunk_gated_delta_product_fwd_h as kernel
+    except ImportError:
+        return None
+    _, sequences, tokens, m, heads, key_dim, value_dim = shape
+    initial = torch.zeros(sequences, heads, key_dim, value_dim, device="cuda")
+    on_gpu = {**arguments, "cu_seqlens": arguments["cu_seqlens"].cuda()}
+    chunks = [torch.arange(-(-tokens // CHUNK), device="cuda") for _ in range(sequences)]
+    indices = torch.cat([torch.stack([torch.full_like(c, n), c], 1) for n, c in enumerate(chunks)])
+    return lambda: kernel(
+        **on_gpu, initial_state=initial, output_final_state=True, num_householder=m, chunk_indices=indices
+    )
+
+
+def median_us(values: list[float]) -> float:
+    return statistics.median(values) * 1e6
+
+
+def run(client: gdpcache.Client, library: Any, shape: Shape) -> dict[str, Any]:
+    name, sequences, _, m, heads, key_dim, value_dim = shape
+    on_gpu = library is not np
+    arguments = inputs(library, *shape[1:])
     geometry = gdpcache.CacheGeometry(
         layers=1, slots=sequences, heads=heads, key_dim=key_dim, value_dim=value_dim, num_householder=m
     )
     client.create_cache(name, geometry, ephemeral=True)
+    synchronize: Callable[[], Any] = library.cuda.synchronize if on_gpu else lambda: None
     row: dict[str, Any] = {"shape": name}
     with client.open_session(name) as session:
         slots = session.acquire_slots(sequences)
@@ -96,38 +135,92 @@ def run(client: gdpcache.Client, shape: tuple[str, int, int, int, int, int, int]
 
         def ours() -> Any:
             return gdpcache.chunk_gated_delta_product_fwd_h(
-                **arguments, initial_state=state[slots], num_householder=m, state=state, state_indices=slots
+                **arguments, initial_state=state, num_householder=m, state=state, state_indices=slots
             )
 
         h, v_new, _ = ours()
         row["transport"] = next(iter(session.transports_used)).value
-        if triton_kernel is not None:
-            initial = torch.zeros(sequences, heads, key_dim, value_dim, device="cuda")
-            on_gpu = {**arguments, "cu_seqlens": arguments["cu_seqlens"].cuda()}
-            tokens_only = on_gpu["cu_seqlens"] // m
-            chunks = [torch.arange(-(-tokens // CHUNK), device="cuda") for _ in range(sequences)]
-            indices = torch.cat([torch.stack([torch.full_like(c, n), c], 1) for n, c in enumerate(chunks)])
-            assert int(tokens_only[-1]) == sequences * tokens
-
-            def theirs() -> Any:
-                return triton_kernel(
-                    **on_gpu, initial_state=initial, output_final_state=True, num_householder=m, chunk_indices=indices
-                )
-
+        theirs = triton_call(library, shape, arguments) if on_gpu else None
+        if theirs is not None:
             expected_h, expected_v_new, _ = theirs()
             row["h difference"] = difference(h, expected_h)
             row["v_new difference"] = difference(v_new, expected_v_new)
-            row["triton alone us"], row["triton in a row us"] = median_us(theirs)
-        row["drop-in alone us"], row["drop-in in a row us"] = median_us(ours)
-        row["tiny RPC us"] = median_us(session.keep_alive)[0]
+        del h, v_new
+        watch = Watch(session)
+        times: dict[str, list[float]] = {}
+
+        def note(column: str, seconds: float) -> None:
+            times.setdefault(column, []).append(seconds)
+
+        calls: dict[str, Callable[[], Any]] = {"empty": session.keep_alive}
+        if theirs is not None:
+            calls["Triton"] = theirs
+        calls["drop-in"] = ours
+        for turn in range(ROUNDS + 1):
+            for call_name, call in calls.items():
+                for _ in range(REPEATS):
+                    begin = time.perf_counter()
+                    call()
+                    returned = time.perf_counter()
+                    synchronize()
+                    end = time.perf_counter()
+                    if turn == 0:  # warm
+                        continue
+                    note(f"{call_name} alone", end - begin)
+                    if call is ours:
+                        note("before", watch.entered - begin)
+                        note("rpc", watch.left - watch.entered)
+                        note("after", returned - watch.left)
+                        note("wait", end - returned)
+                if call_name == "empty" or turn == 0:
+                    continue
+                begin = time.perf_counter()
+                for _ in range(ROW):
+                    call()
+                synchronize()
+                note(f"{call_name} in a row", (time.perf_counter() - begin) / ROW)
+        row |= {column: median_us(values) for column, values in times.items()}
+        row["kernel"] = kernel_us(library, session, slots, arguments, m)
+        row["ratio"] = (row["drop-in alone"] - row["kernel"]) / row["empty alone"]
         assert len(session.transports_used) == 1
     return row
 
 
+def kernel_us(
+    library: Any, session: gdpcache.Session, slots: list[int], arguments: dict[str, Any], householder: int
+) -> float:
+    """Of the recurrence alone. On the GPU the caller's stream waits for the server's event, so events of its own around
+    many calls queued behind a long kernel show how long each occupies the GPU."""
+    call = gdpcache.PrefillCall(
+        **arguments, state_indices=slots, states=gdpcache.States.ALL, num_householder=householder
+    )
+    if library is np:
+        return statistics.median(session.prefill(call).timing.compute for _ in range(300)) * 1e6
+    busy = library.zeros(8192, 8192, device="cuda", dtype=library.bfloat16)
+    marks = [library.cuda.Event(enable_timing=True) for _ in range(ROW + 1)]
+    times: list[float] = []
+    for _ in range(5):
+        for _ in range(40):  # longer than it takes to queue what follows
+            busy = busy @ busy
+        marks[0].record()
+        for mark in marks[1:]:
+            session.prefill(call)
+            mark.record()
+        library.cuda.synchronize()
+        times += [first.elapsed_time(second) * 1e3 for first, second in itertools.pairwise(marks)]
+    return statistics.median(times)
+
+
 def main() -> None:
+    backend = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    library: Any = np
+    if backend == "cuda":
+        import torch
+
+        library = torch
     with tempfile.TemporaryDirectory() as folder:
         server = subprocess.Popen(
-            [os.environ["GDPCACHED"], "--listen=", f"--unix={folder}/socket", "--backend=cuda"],
+            [os.environ["GDPCACHED"], "--listen=", f"--unix={folder}/socket", f"--backend={backend}"],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -135,17 +228,18 @@ def main() -> None:
         try:
             if not server.stdout.readline().startswith("ready "):
                 raise SystemExit("the server did not start")
-            with gdpcache.Client(f"unix:{folder}/socket") as client:
-                rows = [run(client, shape) for shape in SHAPES]
+            rows = []
+            for shape in SHAPES[backend]:
+                with gdpcache.Client(f"unix:{folder}/socket") as client:
+                    rows.append(run(client, library, shape))
         finally:
             server.terminate()
             server.wait()
     columns = list(dict.fromkeys(column for row in rows for column in row))
     for row in [dict(zip(columns, columns, strict=True)), *rows]:
         print("  ".join(_cell(row.get(column, "")).rjust(max(len(column), 9)) for column in columns))
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "rows": rows}, file, indent=1)
+    if len(sys.argv) > 2:
+        Path(sys.argv[2]).write_text(json.dumps(rows, indent=1))
 
 
 def _cell(value: Any) -> str:

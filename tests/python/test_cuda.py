@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,9 @@ from problems import HEADS, KEY_DIM, VALUE_DIM, random_call
 
 import gdpcache
 from gdpcache import InitialState, Outputs, PrefillCall, States, Transport
+from gdpcache._memory import unregister
+from gdpcache._operations import unary
+from gdpcache.v1 import memory_pb2
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
@@ -173,3 +181,115 @@ def test_a_refused_call_leaves_everything_usable(session: gdpcache.Session) -> N
         session.prefill(on_gpu(full_call(), cuda), timeout=1e-5)
     call.layer = 0
     assert session.prefill(call).transport is Transport.CUDA_IPC
+
+
+def test_cuda_ipc_needs_a_tensor_on_the_gpu(session: gdpcache.Session) -> None:
+    with pytest.raises(ValueError, match="transport is cuda_ipc, but none of k, w, u, g is on a GPU"):
+        session.prefill(full_call(transport="cuda_ipc"))
+
+
+@contextlib.contextmanager
+def another_process(address: str, rounds: int) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """One that calls the server, once it is told to go on; the handle of its memory and the digest of its results."""
+    process = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("cuda_client.py"), address, "gpu", str(rounds), "cuda"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        handle, digest = process.stdout.readline().split()
+        yield process, handle, digest
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_two_processes_at_once(gpu_client: gdpcache.Client, session: gdpcache.Session) -> None:
+    expected = session.prefill(full_call(transport="stream"))
+    call = on_gpu(full_call(), cuda)
+    with another_process(gpu_client.address, 200) as (process, _, digest):
+        go_on(process)
+        calls = 0
+        while process.poll() is None:
+            result = session.prefill(call)
+            calls += 1
+            assert equal(result.v_new, expected.v_new)
+            assert equal(result.h, expected.h)
+        assert process.returncode == 0
+        assert process.stdout is not None
+        assert process.stdout.read().split() == ["cuda_ipc"]
+    assert calls > 10
+    from cuda_client import digest as digest_of
+
+    assert digest_of(session.prefill(call)) == digest
+    assert session.transports_used[Transport.CUDA_IPC] == calls + 1
+
+
+def test_a_killed_process_takes_only_itself_along(gpu_client: gdpcache.Client, session: gdpcache.Session) -> None:
+    expected = session.prefill(full_call(transport="stream"))
+    call = on_gpu(full_call(), cuda)
+    handle = ""
+    for _ in range(3):
+        with another_process(gpu_client.address, 0) as (process, handle, _):
+            assert any(slot.client_name == "cuda_client" for slot in gpu_client.list_slots("gpu").slots)
+            go_on(process)
+            for _ in range(50):
+                assert equal(session.prefill(call).v_new, expected.v_new)
+            process.kill()  # in the middle of some call
+            process.wait()
+            for _ in range(50):
+                assert equal(session.prefill(call).v_new, expected.v_new)
+    deadline = time.monotonic() + 20
+    while any(slot.client_name == "cuda_client" for slot in gpu_client.list_slots("gpu").slots):
+        assert time.monotonic() < deadline, "the dead process's slots are not freed"
+        time.sleep(0.05)
+    # Its memory is nobody's any more.
+    register = memory_pb2.RegisterCudaMemoryRequest(
+        session=session.id, name="dead", handle=bytes.fromhex(handle), size=64
+    )
+    with pytest.raises(gdpcache.InvalidArgumentError):
+        session._driver.run(unary("RegisterCudaMemory", register, memory_pb2.RegisterCudaMemoryResponse))
+    assert "dead" not in [region.name for region in session.list_shared_memory()]
+    assert equal(session.prefill(call).v_new, expected.v_new)
+
+
+def test_outputs_that_overlap_are_refused(session: gdpcache.Session) -> None:
+    call = on_gpu(full_call(), cuda)
+    call.out = Outputs(v_new=call.u)
+    with pytest.raises(gdpcache.InvalidArgumentError, match="overlap"):
+        session.prefill(call)
+    both = torch.empty(call.u.numel() + (1 << 20), device="cuda")
+    h = both[: 188 * HEADS * KEY_DIM * VALUE_DIM]
+    call.out = Outputs(v_new=both[: call.u.numel()].view(call.u.shape), h=h)
+    with pytest.raises(gdpcache.InvalidArgumentError, match="overlap"):
+        session.prefill(call)
+    call.out = Outputs(v_new=torch.empty_like(call.u))
+    assert session.prefill(call).transport is Transport.CUDA_IPC
+
+
+def test_registrations_without_end(session: gdpcache.Session) -> None:
+    """An allocation is registered and given up 300 times; the GPU's free memory stays."""
+    call = on_gpu(full_call(), cuda)
+    session.prefill(call)
+    state = session._state
+    free = 0
+    for turn in range(300):
+        if turn == 20:
+            free = torch.cuda.mem_get_info()[0]
+        for region in session.list_shared_memory():
+            if region.kind == "cuda":
+                state.cuda._forget({region.name})
+                session._driver.run(unregister(session.id, region.name))
+        assert session.prefill(call).transport is Transport.CUDA_IPC
+    assert torch.cuda.mem_get_info()[0] >= free - (64 << 20)
