@@ -3,11 +3,13 @@
 
     GDPCACHED=.../gdpcached PYTHONPATH=.../client/python/package python3 drop_in_bench.py [cuda|cpu] [FILE.json]
 
-Times are wall-clock microseconds, medians; rounds of the calls that are compared take turns. `empty` is an RPC of the
-same client that does next to nothing (a session's renewal), `alone` one call that is waited for, of which `before`,
-`rpc`, `after` and `wait` are this package's work, the RPC, this package's work again, and waiting for the GPU, if there
-is one; `in a row` is one of many that are waited for together. `kernel` is the recurrence alone: on a GPU what CUDA events
-see of it between two of the caller's, on the CPU what the server says. `ratio` is (alone - kernel) / empty.
+Times are wall-clock microseconds, medians; rounds of what is compared take turns. `empty` is an RPC of the same client
+that does next to nothing (a session's renewal), one behind the other; `empty between` the same with a call of the
+function before each, so that neither processor has it in its caches. `alone` is a call that is waited for, of which
+`before`, `rpc`, `after` and `wait` are this package's work, the RPC, this package's work again, and waiting for the
+GPU, if there is one; `in a row` is one of many that are waited for together. `kernel` is the recurrence alone: on a GPU
+the time between two marks on the caller's stream with one call between them, on the CPU what the server says. `ratio`
+is (alone - kernel) / empty, `ratio between` the same with the other empty RPC.
 """
 
 from __future__ import annotations
@@ -172,6 +174,9 @@ def run(client: gdpcache.Client, library: Any, shape: Shape) -> dict[str, Any]:
                         note("rpc", watch.left - watch.entered)
                         note("after", returned - watch.left)
                         note("wait", end - returned)
+                        begin = time.perf_counter()
+                        session.keep_alive()
+                        note("empty between", time.perf_counter() - begin)
                 if call_name == "empty" or turn == 0:
                     continue
                 begin = time.perf_counter()
@@ -181,7 +186,8 @@ def run(client: gdpcache.Client, library: Any, shape: Shape) -> dict[str, Any]:
                 note(f"{call_name} in a row", (time.perf_counter() - begin) / ROW)
         row |= {column: median_us(values) for column, values in times.items()}
         row["kernel"] = kernel_us(library, session, slots, arguments, m)
-        row["ratio"] = (row["drop-in alone"] - row["kernel"]) / row["empty alone"]
+        overhead = row["drop-in alone"] - row["kernel"]
+        row["ratio"], row["ratio between"] = overhead / row["empty alone"], overhead / row["empty between"]
         assert len(session.transports_used) == 1
     return row
 

@@ -359,7 +359,7 @@ def finish(
         header = getattr(response, name)
         if _convert.dtype_to_wire(output.dtype) != header.dtype or tuple(header.shape) != output.shape:
             raise protocol_error(f"{name} has shape {list(header.shape)}; expected {list(output.shape)}")
-    return _hand_out(session, prepared, response, tuple(response.chunk_offsets), transport, deliver)
+    return _hand_out(session, prepared, tuple(response.chunk_offsets), transport, deliver, lambda: response)
 
 
 def finish_expected(
@@ -376,17 +376,23 @@ def finish_expected(
     start = tensors + plan.encoded_chunk_offsets
     if not answer.startswith(start):
         return finish(session, prepared, parse(prefill_pb2.PrefillResponse, answer), transport, deliver)
-    rest = parse(prefill_pb2.PrefillResponse, answer[len(start) :])
-    return _hand_out(session, prepared, rest, plan.chunk_offsets, transport, deliver)
+    return _hand_out(
+        session,
+        prepared,
+        plan.chunk_offsets,
+        transport,
+        deliver,
+        lambda: parse(prefill_pb2.PrefillResponse, answer[len(start) :]),
+    )
 
 
 def _hand_out(
     session: SessionState,
     prepared: Prepared,
-    response: prefill_pb2.PrefillResponse,
     chunk_offsets: tuple[int, ...],
     transport: Transport,
     deliver: Callable[[int, Result], TensorLike],
+    rest: Callable[[], prefill_pb2.PrefillResponse],
 ) -> PrefillResult:
     tensors = {result.output.name: deliver(i, result) for i, result in enumerate(prepared.results)}
     session.transports_used[transport] += 1
@@ -396,5 +402,5 @@ def _hand_out(
         tensors.get("final_state"),
         chunk_offsets,
         transport,
-        functools.partial(_convert.details, response),
+        lambda: _convert.details(rest()),
     )

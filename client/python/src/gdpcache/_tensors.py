@@ -78,7 +78,7 @@ def torch_of(value: object) -> Any | None:
 def view(name: str, value: TensorLike, *, writable: bool = False) -> TensorView:
     """`value` as the wire has it. A strided input is copied together; an output must not need that."""
     if isinstance(value, np.ndarray):
-        return _view_numpy(name, value, value, writable)
+        return _view_numpy(name, value, writable)
     torch = torch_of(value)
     if torch is not None:
         return _view_torch(name, value, torch, writable)
@@ -110,7 +110,7 @@ def _of_numpy(dtype: np.dtype[Any]) -> DataType | None:
     return next((own for own in DataType if dtype.isnative and dtype.name == own.value), None)
 
 
-def _view_numpy(name: str, array: Array, source: TensorLike, writable: bool) -> TensorView:
+def _view_numpy(name: str, array: Array, writable: bool) -> TensorView:
     dtype = _of_numpy(array.dtype)
     if dtype is None:
         raise TypeError(f"{name} has dtype {array.dtype}; expected {_FLOATS}")
@@ -119,7 +119,7 @@ def _view_numpy(name: str, array: Array, source: TensorLike, writable: bool) -> 
         raise ValueError(f"{name} is not contiguous or not writable")
     pointer = 0 if contiguous.base is None else contiguous.__array_interface__["data"][0]
     data = contiguous.reshape(-1).view(np.uint8)
-    return TensorView(dtype, array.shape, contiguous.nbytes, pointer, contiguous, source, data)
+    return TensorView(dtype, array.shape, data.nbytes, pointer, contiguous, array, data)
 
 
 @functools.cache

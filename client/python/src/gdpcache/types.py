@@ -302,7 +302,7 @@ class PrefillResult:
     final_state: TensorLike
     chunk_offsets: tuple[int, ...]  # [N + 1] prefix sums of boundaries per sequence
     transport: Transport  # the one used
-    _details: Callable[[], PrefillDetails] = field(repr=False)  # converted when asked for: few callers want them
+    _details: Callable[[], PrefillDetails] = field(repr=False)  # read when they are asked for: few callers want them
 
     @property
     def positions(self) -> tuple[int, ...]:
