@@ -133,23 +133,21 @@ absl::Status Serve(const config::Config& config) {
   server_options.max_message_bytes = config.max_message_bytes;
   server_options.shared_memory_bytes = config.shared_memory_bytes;
   server_options.limits = limits;
-  std::unique_ptr<rpc::ServerMetrics> metrics;
-  if (!config.metrics.empty()) metrics = std::make_unique<rpc::ServerMetrics>();
-  server_options.metrics = metrics.get();
   server_options.max_pin_ttl = config.snapshots.max_pin_ttl;
   server_options.transfer_timeout = config.snapshots.pending_timeout;
+  rpc::ServerMetrics metrics;
   std::unique_ptr<observe::MetricsEndpoint> endpoint;
-  if (metrics != nullptr) {
+  if (!config.metrics.empty()) {
     absl::StatusOr<std::unique_ptr<observe::MetricsEndpoint>> started = observe::MetricsEndpoint::Start(
         config.metrics,
-        {metrics->registry, std::make_shared<rpc::StateMetrics>(
-                                catalog, **snapshots, **engine,
-                                rpc::StateMetrics::Build{server_options.version, device.backend, device.device})});
+        {metrics.registry, std::make_shared<rpc::StateMetrics>(
+                               catalog, **snapshots, **engine,
+                               rpc::StateMetrics::Build{server_options.version, device.backend, device.device})});
     if (!started.ok()) return started.status();
     endpoint = *std::move(started);
   }
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
-      rpc::Server::Start(server_options, device, catalog, **engine, **snapshots, clock);
+      rpc::Server::Start(server_options, device, catalog, **engine, **snapshots, clock, metrics);
   if (!server.ok()) return server.status();
   spdlog::info("serving on {} ({}), {} bytes of state memory", device.backend, device.device,
                limits.state_memory_bytes);

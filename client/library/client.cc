@@ -8,6 +8,7 @@
 #include "client/library/convert.h"
 #include "client/library/health.h"
 #include "client/library/session_impl.h"
+#include "client/library/stats.h"
 #include "client/library/status_conversion.h"
 
 namespace gdpcache {
@@ -63,6 +64,13 @@ const std::string& Client::address() const { return connection_->address(); }
 absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) const {
   v1::GetServerInfoResponse response;
   const absl::Status status = connection_->Call(&Stub::GetServerInfo, options, v1::GetServerInfoRequest(), &response);
+  if (!status.ok()) return status;
+  return client::FromProto(response);
+}
+
+absl::StatusOr<ServerStats> Client::GetServerStats(const CallOptions& options) const {
+  v1::GetServerStatsResponse response;
+  const absl::Status status = connection_->Call(&Stub::GetServerStats, options, v1::GetServerStatsRequest(), &response);
   if (!status.ok()) return status;
   return client::FromProto(response);
 }

@@ -327,6 +327,11 @@ void Catalog::CloseAllSessions(absl::AnyInvocable<void()> on_closed) {
   if (on_closed) on_closed();
 }
 
+bool Catalog::draining() const {
+  const std::lock_guard lock(mutex_);
+  return draining_;
+}
+
 std::int64_t Catalog::session_count() const {
   const std::lock_guard lock(mutex_);
   return static_cast<std::int64_t>(living_.size());

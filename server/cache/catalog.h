@@ -82,6 +82,7 @@ class Catalog {
   /// From now on whatever names a session or makes a session or cache is UNAVAILABLE; sessions end as soon as their
   /// running calls have. `on_drained` runs when the last one is gone.
   void Drain(absl::AnyInvocable<void()> on_drained);
+  bool draining() const;
   /// Ends all sessions; `on_closed` runs when the last one is gone. For shutdown.
   void CloseAllSessions(absl::AnyInvocable<void()> on_closed);
 

@@ -1,6 +1,7 @@
 #ifndef GDPCACHE_SERVER_ENGINE_ENGINE_H_
 #define GDPCACHE_SERVER_ENGINE_ENGINE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -89,6 +90,14 @@ class Engine {
   const StagingPool& staging() const { return staging_; }
   const StagingPool& device_staging() const { return device_staging_; }
 
+  /// The calls on slots that have started and are not over: what runs, and what waits for earlier calls, for its turn,
+  /// or for its caller.
+  struct Load {
+    std::int64_t running = 0;
+    std::int64_t waiting = 0;
+  };
+  Load load() const;
+
  private:
   Engine(kernels::Backend& backend, const EngineOptions& options, cache::SnapshotStore* snapshots,
          std::unique_ptr<Executor> executor, DeviceLostCallback on_device_lost)
@@ -98,10 +107,11 @@ class Engine {
         device_staging_(backend, kernels::MemoryKind::kDevice, options.staging_bytes),
         executor_(std::move(executor)),
         environment_{
-            backend,    options_,  staging_,       backend.device_info().unified_memory ? nullptr : &device_staging_,
-            *executor_, snapshots, on_device_lost_} {}
+            backend,    options_,  staging_,        backend.device_info().unified_memory ? nullptr : &device_staging_,
+            *executor_, snapshots, on_device_lost_, calls_} {}
 
   const EngineOptions options_;
+  std::atomic<std::int64_t> calls_ = 0;
   const DeviceLostCallback on_device_lost_;
   StagingPool staging_;
   StagingPool device_staging_;

@@ -1,6 +1,7 @@
 #ifndef GDPCACHE_SERVER_ENGINE_ENVIRONMENT_H_
 #define GDPCACHE_SERVER_ENGINE_ENVIRONMENT_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -39,6 +40,7 @@ struct Environment {
   Executor& executor;
   cache::SnapshotStore* snapshots;  // nullptr where none are kept
   const DeviceLostCallback& on_device_lost;
+  std::atomic<std::int64_t>& calls;  // that have started and are not over
 };
 
 }  // namespace gdpcache::engine

@@ -106,12 +106,19 @@ void Executor::RunHere(Owner owner, Task task) {
     if (!spare_streams_.empty()) {
       stream = std::move(spare_streams_.back());
       spare_streams_.pop_back();
+      ++running_;
     }
   }
   if (stream == nullptr) return Submit(owner, std::move(task));
   task(*stream);
   const std::lock_guard lock(mutex_);
+  --running_;
   spare_streams_.push_back(std::move(stream));
+}
+
+std::int64_t Executor::running() const {
+  const std::lock_guard lock(mutex_);
+  return running_;
 }
 
 void Executor::Work(kernels::Stream& stream) {
@@ -122,6 +129,8 @@ void Executor::Work(kernels::Stream& stream) {
     Waiting next = TakeLocked();
     std::vector<std::shared_ptr<MergeableTask>> merged;
     if (next.mergeable != nullptr) merged = CollectLocked(std::move(next.mergeable));
+    const auto count = static_cast<std::int64_t>(std::max<std::size_t>(1, merged.size()));
+    running_ += count;
     lock.unlock();
     if (merged.empty()) {
       next.task(stream);
@@ -131,6 +140,7 @@ void Executor::Work(kernels::Stream& stream) {
     next.task = nullptr;  // what they own goes without the lock
     merged.clear();
     lock.lock();
+    running_ -= count;
   }
 }
 

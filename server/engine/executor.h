@@ -60,6 +60,9 @@ class Executor {
   /// worker when all streams kept for this are taken.
   void RunHere(Owner owner, Task task);
 
+  /// Tasks that are being run, each of those that have been merged.
+  std::int64_t running() const;
+
  private:
   /// One of the two.
   struct Waiting {
@@ -74,10 +77,11 @@ class Executor {
   std::vector<std::shared_ptr<MergeableTask>> CollectLocked(std::shared_ptr<MergeableTask> first);
   void Work(kernels::Stream& stream);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   absl::flat_hash_map<Owner, std::deque<Waiting>> waiting_;  // none is empty
   std::deque<Owner> turns_;                                  // of waiting_, each once; the next one first
+  std::int64_t running_ = 0;
   bool stopping_ = false;
   std::vector<std::unique_ptr<kernels::Stream>> spare_streams_;   // for RunHere
   std::vector<std::unique_ptr<kernels::Stream>> worker_streams_;  // fixed after Create

@@ -6,6 +6,7 @@ namespace gdpcache::engine {
 
 void OrderedCall::Start() {
   const std::shared_ptr<OrderedCall> self = shared_from_this();
+  ++environment_.calls;
   {
     const std::lock_guard lock(mutex_);
     state_ = State::kStarting;
@@ -127,6 +128,7 @@ void OrderedCall::Conclude(absl::Status status, bool arrived) {
   if (arrived && !status.ok()) Withdraw();
   claim_.Release();
   LetGo();
+  --environment_.calls;
   session_call_.End();
   Finish(std::move(status));
 }

@@ -34,6 +34,13 @@ grpc::ServerUnaryReactor* HandleGetServerInfo(const ControlPlane& plane, grpc::C
   return Answered(absl::OkStatus());
 }
 
+grpc::ServerUnaryReactor* HandleGetServerStats(const ControlPlane& plane, grpc::CallbackServerContext* /*context*/,
+                                               const v1::GetServerStatsRequest* /*request*/,
+                                               v1::GetServerStatsResponse* response) {
+  plane.stats.Fill(*response);
+  return Answered(absl::OkStatus());
+}
+
 grpc::ServerUnaryReactor* HandleCreateCache(const ControlPlane& plane, grpc::CallbackServerContext* /*context*/,
                                             const v1::CreateCacheRequest* request, v1::CreateCacheResponse* response) {
   return Answered(CreateCache(plane.catalog, *request, *response));

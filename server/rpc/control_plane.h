@@ -7,10 +7,12 @@
 #include "gdpcache/v1/cache.pb.h"
 #include "gdpcache/v1/session.pb.h"
 #include "gdpcache/v1/snapshot.pb.h"
+#include "gdpcache/v1/stats.pb.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/engine/engine.h"
 #include "server/rpc/control/server_info.h"
+#include "server/rpc/control/server_stats.h"
 #include "server/rpc/control/snapshots.h"
 #include "server/rpc/deadline_thread.h"
 #include "server/rpc/snapshot_uploads.h"
@@ -26,6 +28,7 @@ struct ControlPlane {
   const cache::Clock& clock;
   DeadlineThread& expiry;
   const ServerInfo& info;
+  const ServerStats& stats;
   SnapshotPlane snapshots;
   SnapshotUploads& uploads;
 };
@@ -33,6 +36,9 @@ struct ControlPlane {
 grpc::ServerUnaryReactor* HandleGetServerInfo(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                               const v1::GetServerInfoRequest* request,
                                               v1::GetServerInfoResponse* response);
+grpc::ServerUnaryReactor* HandleGetServerStats(const ControlPlane& plane, grpc::CallbackServerContext* context,
+                                               const v1::GetServerStatsRequest* request,
+                                               v1::GetServerStatsResponse* response);
 grpc::ServerUnaryReactor* HandleCreateCache(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                             const v1::CreateCacheRequest* request, v1::CreateCacheResponse* response);
 grpc::ServerUnaryReactor* HandleDeleteCache(const ControlPlane& plane, grpc::CallbackServerContext* context,

@@ -25,7 +25,7 @@ struct DataPlane {
   cache::SnapshotStore& snapshots;
   SnapshotUploads& uploads;
   DetachedCalls& detached;
-  PrefillMetrics* metrics;  // nullptr: nobody asks for them
+  PrefillMetrics& metrics;
 };
 
 grpc::ServerUnaryReactor* HandlePrefill(const DataPlane& plane, grpc::CallbackServerContext* context,

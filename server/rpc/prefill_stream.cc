@@ -161,7 +161,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
     spdlog::debug("PrefillStream '{}': {} us in all, {} queued, {} computing", request_.request_id(),
                   result->timing.total_us, result->timing.queue_us, result->timing.compute_us);
     const std::lock_guard lock(mutex_);
-    if (plane_.metrics != nullptr) plane_.metrics->Observe(call_->plan(), result->timing);
+    plane_.metrics.Observe(call_->plan(), result->timing);
     v1::PrefillFrame last;
     DescribeResults(request_, call_->plan(), *last.mutable_response());
     EncodeResult(*result, *last.mutable_response());

@@ -18,7 +18,7 @@ namespace {
 class PrefillReactor final : public UnaryReactor {
  public:
   PrefillReactor(grpc::CallbackServerContext& context, const v1::PrefillRequest& request, v1::PrefillResponse& response,
-                 PrefillMetrics* metrics)
+                 PrefillMetrics& metrics)
       : request_(request), response_(response), metrics_(metrics), in_session_(context) {}
 
   /// Ends with Finish, maybe on another thread and before it returns.
@@ -80,7 +80,7 @@ class PrefillReactor final : public UnaryReactor {
                   result->timing.queue_us, result->timing.compute_us);
     {
       const std::lock_guard lock(mutex());
-      if (metrics_ != nullptr) metrics_->Observe(call_->plan(), result->timing);
+      metrics_.Observe(call_->plan(), result->timing);
     }
     in_session_.AnswerWaits();
     Answer(grpc::Status::OK);
@@ -93,7 +93,7 @@ class PrefillReactor final : public UnaryReactor {
 
   const v1::PrefillRequest& request_;
   v1::PrefillResponse& response_;
-  PrefillMetrics* const metrics_;
+  PrefillMetrics& metrics_;
   engine::CallContext caller_;
   RpcInSession in_session_;
 

@@ -120,17 +120,21 @@ class Event {
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, kernels::DeviceInfo device,
                                                       cache::Catalog& catalog, engine::Engine& engine,
-                                                      cache::SnapshotStore& snapshots, const cache::Clock& clock) {
+                                                      cache::SnapshotStore& snapshots, const cache::Clock& clock,
+                                                      ServerMetrics& metrics) {
   // The constructor is private to make_unique.
-  std::unique_ptr<Server> server(new Server(options, std::move(device), catalog, engine, snapshots, clock));
+  std::unique_ptr<Server> server(new Server(options, std::move(device), catalog, engine, snapshots, clock, metrics));
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
   return server;
 }
 
 Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::Catalog& catalog,
-               engine::Engine& engine, cache::SnapshotStore& snapshots, const cache::Clock& clock)
+               engine::Engine& engine, cache::SnapshotStore& snapshots, const cache::Clock& clock,
+               ServerMetrics& metrics)
     : catalog_(catalog),
+      metrics_(metrics),
       info_(catalog, engine, snapshots, clock, options.version, std::move(device), Limits(options, engine)),
+      stats_(catalog, engine, snapshots, metrics),
       expiry_(clock, [&catalog] { return catalog.ExpireSessions(); }),
       memory_(catalog, clock, engine.memory_sharing(), options.shared_memory_bytes),
       detached_(clock, options.transfer_timeout, [this](absl::Time time) { transfer_expiry_.Expect(time); }),
@@ -139,11 +143,15 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
           [&engine](std::int64_t bytes) { return engine.Stage(bytes); },
           [this](absl::Time time) { transfer_expiry_.Expect(time); }),
       transfer_expiry_(clock, [this] { return std::min(detached_.ExpireStalled(), uploads_.ExpireIdle()); }),
-      service_(
-          {catalog, engine, clock, expiry_, info_, {catalog, snapshots, engine, clock, options.max_pin_ttl}, uploads_},
-          {catalog, clock, engine, snapshots, uploads_, detached_,
-           options.metrics == nullptr ? nullptr : &options.metrics->prefills},
-          memory_) {}
+      service_({catalog,
+                engine,
+                clock,
+                expiry_,
+                info_,
+                stats_,
+                {catalog, snapshots, engine, clock, options.max_pin_ttl},
+                uploads_},
+               {catalog, clock, engine, snapshots, uploads_, detached_, metrics.prefills}, memory_) {}
 
 Server::~Server() = default;
 
@@ -163,11 +171,9 @@ absl::Status Server::Listen(const ServerOptions& options) {
     builder.AddListeningPort("unix:" + options.unix_path, grpc::InsecureServerCredentials());
   }
   builder.RegisterService(&service_);
-  if (options.metrics != nullptr) {
-    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
-    interceptors.push_back(options.metrics->rpcs.MakeInterceptorFactory());
-    builder.experimental().SetInterceptorCreators(std::move(interceptors));
-  }
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(metrics_.rpcs.MakeInterceptorFactory());
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);                                         // the engine bounds what it answers
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);                   // two servers on one port are a mistake

@@ -17,6 +17,7 @@
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
 #include "server/rpc/control/server_info.h"
+#include "server/rpc/control/server_stats.h"
 #include "server/rpc/deadline_thread.h"
 #include "server/rpc/detached_calls.h"
 #include "server/rpc/memory/memory_plane.h"
@@ -34,7 +35,6 @@ struct ServerOptions {
   std::int64_t max_message_bytes = 0;
   std::int64_t shared_memory_bytes = 0;  // of system memory that clients may share; 0: no shared memory of any kind
   cache::CatalogLimits limits;           // what the catalog was made with, for GetServerInfo
-  ServerMetrics* metrics = nullptr;      // must outlive the server; nullptr: none are kept
   absl::Duration max_pin_ttl;
   absl::Duration transfer_timeout;  // of a snapshot's transfer in which nothing moves, and of an upload that broke
 };
@@ -42,11 +42,12 @@ struct ServerOptions {
 /// The gRPC server: its listeners, the StateCache service, health, reflection, and the expiry of sessions.
 class Server {
  public:
-  /// Serves when it returns. The catalog, the engine, the snapshots and the clock must outlive the server. Errors say
-  /// which address could not be served and why.
+  /// Serves when it returns. The catalog, the engine, the snapshots, the clock and the metrics must outlive the server.
+  /// Errors say which address could not be served and why.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, kernels::DeviceInfo device,
                                                        cache::Catalog& catalog, engine::Engine& engine,
-                                                       cache::SnapshotStore& snapshots, const cache::Clock& clock);
+                                                       cache::SnapshotStore& snapshots, const cache::Clock& clock,
+                                                       ServerMetrics& metrics);
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
   ~Server();
@@ -61,11 +62,13 @@ class Server {
 
  private:
   Server(const ServerOptions& options, kernels::DeviceInfo device, cache::Catalog& catalog, engine::Engine& engine,
-         cache::SnapshotStore& snapshots, const cache::Clock& clock);
+         cache::SnapshotStore& snapshots, const cache::Clock& clock, ServerMetrics& metrics);
   absl::Status Listen(const ServerOptions& options);
 
   cache::Catalog& catalog_;
+  ServerMetrics& metrics_;
   ServerInfo info_;
+  ServerStats stats_;
   DeadlineThread expiry_;
   UnixSocketLock socket_lock_;
   MemoryPlane memory_;  // its socket goes before the lock

@@ -13,6 +13,12 @@ grpc::ServerUnaryReactor* Service::GetServerInfo(grpc::CallbackServerContext* co
   return HandleGetServerInfo(control_plane_, context, request, response);
 }
 
+grpc::ServerUnaryReactor* Service::GetServerStats(grpc::CallbackServerContext* context,
+                                                  const v1::GetServerStatsRequest* request,
+                                                  v1::GetServerStatsResponse* response) {
+  return HandleGetServerStats(control_plane_, context, request, response);
+}
+
 grpc::ServerUnaryReactor* Service::CreateCache(grpc::CallbackServerContext* context,
                                                const v1::CreateCacheRequest* request,
                                                v1::CreateCacheResponse* response) {

@@ -15,8 +15,11 @@ namespace internal {
 
 // Every method with gRPC's callback interface.
 template <typename Base>
-using WithCaches = v1::StateCache::WithCallbackMethod_GetServerInfo<v1::StateCache::WithCallbackMethod_CreateCache<
-    v1::StateCache::WithCallbackMethod_DeleteCache<v1::StateCache::WithCallbackMethod_ListCaches<Base>>>>;
+using WithServer =
+    v1::StateCache::WithCallbackMethod_GetServerInfo<v1::StateCache::WithCallbackMethod_GetServerStats<Base>>;
+template <typename Base>
+using WithCaches = v1::StateCache::WithCallbackMethod_CreateCache<
+    v1::StateCache::WithCallbackMethod_DeleteCache<v1::StateCache::WithCallbackMethod_ListCaches<Base>>>;
 template <typename Base>
 using WithSessions = v1::StateCache::WithCallbackMethod_OpenSession<
     v1::StateCache::WithCallbackMethod_KeepAlive<v1::StateCache::WithCallbackMethod_CloseSession<Base>>>;
@@ -44,8 +47,8 @@ using WithSnapshots = v1::StateCache::WithCallbackMethod_SaveSnapshots<v1::State
                 v1::StateCache::WithRawCallbackMethod_WatchSnapshots<v1::StateCache::WithRawCallbackMethod_ReadSnapshot<
                     v1::StateCache::WithRawCallbackMethod_WriteSnapshot<Base>>>>>>>>>>>;
 
-using ServiceBase =
-    WithCaches<WithSessions<WithSlots<WithSharedMemory<WithTensors<WithSnapshots<v1::StateCache::Service>>>>>>;
+using ServiceBase = WithServer<
+    WithCaches<WithSessions<WithSlots<WithSharedMemory<WithTensors<WithSnapshots<v1::StateCache::Service>>>>>>>;
 
 }  // namespace internal
 
@@ -59,6 +62,9 @@ class Service final : public internal::ServiceBase {
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context, const v1::GetServerInfoRequest* request,
                                           v1::GetServerInfoResponse* response) override;
+  grpc::ServerUnaryReactor* GetServerStats(grpc::CallbackServerContext* context,
+                                           const v1::GetServerStatsRequest* request,
+                                           v1::GetServerStatsResponse* response) override;
   grpc::ServerUnaryReactor* CreateCache(grpc::CallbackServerContext* context, const v1::CreateCacheRequest* request,
                                         v1::CreateCacheResponse* response) override;
   grpc::ServerUnaryReactor* DeleteCache(grpc::CallbackServerContext* context, const v1::DeleteCacheRequest* request,

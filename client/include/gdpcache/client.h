@@ -17,6 +17,7 @@
 #include "gdpcache/prefill.h"
 #include "gdpcache/session.h"
 #include "gdpcache/snapshot.h"
+#include "gdpcache/stats.h"
 #include "gdpcache/tensor.h"
 
 namespace gdpcache {
@@ -48,6 +49,7 @@ class Client {
   const std::string& address() const;
 
   absl::StatusOr<ServerInfo> GetServerInfo(const CallOptions& options = {}) const;
+  absl::StatusOr<ServerStats> GetServerStats(const CallOptions& options = {}) const;
 
   /// Creating a cache that exists with the same geometry and fingerprint returns it.
   absl::StatusOr<CreatedCache> CreateCache(const CacheSpec& spec, const CallOptions& options = {}) const;

@@ -1,10 +1,17 @@
 #include "server/rpc/metrics/prefill_metrics.h"
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 
 namespace gdpcache::rpc {
 namespace {
+
+constexpr double kMicrosecond = 1e-6;  // in seconds
+
+std::int64_t MicrosecondsOf(const prometheus::Histogram& phase) {
+  return std::llround(phase.Collect().histogram.sample_sum / kMicrosecond);
+}
 
 prometheus::Counter& MakeCounter(prometheus::Registry& registry, const std::string& name, const std::string& help) {
   return prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add({});
@@ -31,7 +38,6 @@ PrefillMetrics::PrefillMetrics(prometheus::Registry& registry)
       stage_out_(MakePhase(phases_, "stage_out")) {}
 
 void PrefillMetrics::Observe(const engine::PrefillPlan& plan, const engine::PrefillTiming& timing) {
-  constexpr double kMicrosecond = 1e-6;
   const std::int64_t tokens = plan.used_rows() / plan.shape.num_householder;
   tokens_.Increment(static_cast<double>(tokens));
   sequences_.Increment(static_cast<double>(plan.sequence_count()));
@@ -39,6 +45,18 @@ void PrefillMetrics::Observe(const engine::PrefillPlan& plan, const engine::Pref
   stage_in_.Observe(static_cast<double>(timing.stage_in_us) * kMicrosecond);
   compute_.Observe(static_cast<double>(timing.compute_us) * kMicrosecond);
   stage_out_.Observe(static_cast<double>(timing.stage_out_us) * kMicrosecond);
+}
+
+v1::PrefillStats PrefillMetrics::Read() const {
+  v1::PrefillStats stats;
+  stats.set_calls(static_cast<std::int64_t>(compute_.Collect().histogram.sample_count));
+  stats.set_tokens(std::llround(tokens_.Value()));
+  stats.set_sequences(std::llround(sequences_.Value()));
+  stats.set_queue_us(MicrosecondsOf(queue_));
+  stats.set_stage_in_us(MicrosecondsOf(stage_in_));
+  stats.set_compute_us(MicrosecondsOf(compute_));
+  stats.set_stage_out_us(MicrosecondsOf(stage_out_));
+  return stats;
 }
 
 }  // namespace gdpcache::rpc

@@ -5,6 +5,7 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include "gdpcache/v1/stats.pb.h"
 #include "server/engine/prefill_plan.h"
 #include "server/engine/prefill_result.h"
 
@@ -22,6 +23,8 @@ class PrefillMetrics {
   explicit PrefillMetrics(prometheus::Registry& registry);
 
   void Observe(const engine::PrefillPlan& plan, const engine::PrefillTiming& timing);
+
+  v1::PrefillStats Read() const;
 
  private:
   prometheus::Counter& tokens_;

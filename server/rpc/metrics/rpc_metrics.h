@@ -6,8 +6,16 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <atomic>
+#include <functional>
+#include <map>
 #include <memory>
+#include <shared_mutex>
 #include <string>
+#include <string_view>
+
+#include "gdpcache/v1/stats.pb.h"
+#include "google/protobuf/repeated_ptr_field.h"
 
 namespace gdpcache::rpc {
 
@@ -17,20 +25,31 @@ namespace gdpcache::rpc {
 ///   rpc_server_active_requests{rpc_service, rpc_method}
 ///
 /// named after OpenTelemetry's conventions; the code is gRPC's number. An RPC that ends without a status, because its
-/// client has gone, counts as CANCELLED. Thread-safe.
+/// client has gone, counts as CANCELLED; those of methods that the server does not have are all of one, "other".
+/// Thread-safe.
 class RpcMetrics {
  public:
   explicit RpcMetrics(prometheus::Registry& registry);
+  ~RpcMetrics();
 
   /// For ServerBuilder::experimental().SetInterceptorCreators; this must outlive the server.
   std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> MakeInterceptorFactory();
 
+  google::protobuf::RepeatedPtrField<v1::RpcStats> Read() const;
+
  private:
   class Interceptor;
   class Factory;
+  class Method;
+
+  /// "/package.Service/Method". Every RPC asks: what it finds has been made once.
+  Method& MethodOf(std::string_view path);
 
   prometheus::Family<prometheus::Histogram>& durations_;
   prometheus::Family<prometheus::Gauge>& active_;
+
+  mutable std::shared_mutex mutex_;
+  std::map<std::string, std::unique_ptr<Method>, std::less<>> methods_;  // by path
 };
 
 }  // namespace gdpcache::rpc

@@ -10,7 +10,8 @@
 
 namespace gdpcache::rpc {
 
-/// What is counted while the server works; what it holds is StateMetrics's business.
+/// What is counted while the server works, always: Prometheus and GetServerStats read it. What the server holds is
+/// StateMetrics's business.
 struct ServerMetrics {
   const std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   RpcMetrics rpcs{*registry};

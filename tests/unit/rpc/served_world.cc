@@ -39,7 +39,7 @@ ServedWorld::ServedWorld(const engine::EngineOptions& options) : World(options) 
                                         .limits = {},
                                         .max_pin_ttl = absl::Hours(1),
                                         .transfer_timeout = absl::Minutes(1)};
-  auto started = Server::Start(server_options, backend.device_info(), catalog, *engine, *store, clock);
+  auto started = Server::Start(server_options, backend.device_info(), catalog, *engine, *store, clock, metrics);
   EXPECT_TRUE(started.ok()) << started.status();
   server = *std::move(started);
   grpc::ChannelArguments arguments;

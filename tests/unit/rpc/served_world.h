@@ -24,6 +24,7 @@ struct ServedWorld : engine::World {
   /// A client whose transport takes 64 KiB of an answer that nobody reads.
   std::unique_ptr<v1::StateCache::Stub> StubWithSmallWindow() const;
 
+  ServerMetrics metrics;
   std::unique_ptr<Server> server;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::StateCache::Stub> stub;
