@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "client/command/snapshot_text.h"
 #include "client/command/text.h"
 
 namespace gdpcache::command {
@@ -30,6 +31,17 @@ nlohmann::json ToJson(const CacheInfo& cache) {
 nlohmann::json ToJson(absl::Span<const CacheInfo> caches) {
   nlohmann::json list = nlohmann::json::array();
   for (const CacheInfo& cache : caches) list.push_back(ToJson(cache));
+  return list;
+}
+
+nlohmann::json ToJson(absl::Span<const SnapshotTierInfo> tiers) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const SnapshotTierInfo& tier : tiers) {
+    list.push_back({{"tier", TierName(tier.tier)},
+                    {"capacity_bytes", tier.capacity_bytes},
+                    {"used_bytes", tier.used_bytes},
+                    {"snapshots", tier.snapshots}});
+  }
   return list;
 }
 

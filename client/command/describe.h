@@ -8,11 +8,12 @@
 #include "gdpcache/cache.h"
 #include "nlohmann/json.hpp"
 
-/// How the command shows caches, in every place alike.
+/// How the command shows caches and tiers, in every place alike.
 namespace gdpcache::command {
 
 nlohmann::json ToJson(const CacheInfo& cache);
 nlohmann::json ToJson(absl::Span<const CacheInfo> caches);
+nlohmann::json ToJson(absl::Span<const SnapshotTierInfo> tiers);
 void PrintCaches(absl::Span<const CacheInfo> caches, std::ostream& out);
 
 }  // namespace gdpcache::command

@@ -12,13 +12,6 @@ namespace gdpcache::command {
 namespace {
 
 nlohmann::json ToJson(const ServerInfo& info) {
-  nlohmann::json tiers = nlohmann::json::array();
-  for (const SnapshotTierInfo& tier : info.snapshot_tiers) {
-    tiers.push_back({{"tier", TierName(tier.tier)},
-                     {"capacity_bytes", tier.capacity_bytes},
-                     {"used_bytes", tier.used_bytes},
-                     {"snapshots", tier.snapshots}});
-  }
   return {{"version", info.version},
           {"backend", info.backend},
           {"device", info.device},
@@ -32,11 +25,13 @@ nlohmann::json ToJson(const ServerInfo& info) {
             {"max_caches", info.limits.max_caches},
             {"max_sessions", info.limits.max_sessions},
             {"max_sequences_per_call", info.limits.max_sequences_per_call},
-            {"max_session_ttl_ms", absl::ToInt64Milliseconds(info.limits.max_session_ttl)}}},
+            {"max_session_ttl_ms", absl::ToInt64Milliseconds(info.limits.max_session_ttl)},
+            {"shared_memory_bytes", info.limits.shared_memory_bytes},
+            {"max_regions", info.limits.max_regions}}},
           {"addresses", info.addresses},
           {"transports", info.transports},
           {"caches", command::ToJson(absl::MakeConstSpan(info.caches))},
-          {"snapshot_tiers", std::move(tiers)},
+          {"snapshot_tiers", command::ToJson(absl::MakeConstSpan(info.snapshot_tiers))},
           {"uptime_ms", absl::ToInt64Milliseconds(info.uptime)}};
 }
 
@@ -63,6 +58,10 @@ void Print(const ServerInfo& info, std::ostream& out) {
   table.Add({"session ttl, at most", absl::FormatDuration(limits.max_session_ttl)});
   table.Add({"sequences per call, at most", absl::StrCat(limits.max_sequences_per_call)});
   table.Add({"message, at most", FormatBytes(limits.max_message_bytes)});
+  table.Add({"shared memory, at most", limits.shared_memory_bytes == 0
+                                           ? "none"
+                                           : absl::StrCat(FormatBytes(limits.shared_memory_bytes), ", ",
+                                                          limits.max_regions, " regions and events")});
   table.Print(out);
   if (info.caches.empty()) return;
   out << "\n";

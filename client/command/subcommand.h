@@ -41,6 +41,7 @@ std::vector<Subcommand> AddCaches(CLI::App* app);
 std::vector<Subcommand> AddSlots(CLI::App* app);
 std::vector<Subcommand> AddHealth(CLI::App* app);
 std::vector<Subcommand> AddSnapshots(CLI::App* app);
+std::vector<Subcommand> AddTop(CLI::App* app);
 
 }  // namespace gdpcache::command
 

@@ -165,6 +165,8 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& message) {
   info.limits.max_sessions = message.limits().max_sessions();
   info.limits.max_sequences_per_call = message.limits().max_sequences_per_call();
   info.limits.max_session_ttl = absl::Milliseconds(message.limits().max_session_ttl_ms());
+  info.limits.shared_memory_bytes = message.limits().shared_memory_bytes();
+  info.limits.max_regions = message.limits().max_regions();
   info.addresses.assign(message.addresses().begin(), message.addresses().end());
   info.transports.assign(message.transports().begin(), message.transports().end());
   for (const v1::Cache& cache : message.caches()) info.caches.push_back(FromProto(cache));

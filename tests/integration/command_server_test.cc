@@ -40,6 +40,17 @@ TEST(InfoCommandTest, ShowsTheServerAsTextAndJson) {
   EXPECT_GT(json["state_memory_used_bytes"], 0);
 }
 
+TEST(InfoCommandTest, ShowsWhatClientsMayShare) {
+  const ServerProcess server({"--shared-memory=3MiB"});
+  EXPECT_THAT(RunClient(server.tcp_address(), {"info"}).output,
+              HasSubstr("shared memory, at most       3.0 MiB, 10000 regions and events\n"));
+  const nlohmann::json limits = RunJson(server.tcp_address(), {"info"})["limits"];
+  EXPECT_EQ(limits["shared_memory_bytes"], 3 << 20);
+  EXPECT_EQ(limits["max_regions"], 10'000);
+  const ServerProcess without({"--shared-memory=0"});
+  EXPECT_THAT(RunClient(without.tcp_address(), {"info"}).output, HasSubstr("shared memory, at most       none\n"));
+}
+
 TEST(CachesCommandTest, CreatesListsAndDeletes) {
   const ServerProcess server;
   const std::string address = server.unix_address();

@@ -59,6 +59,8 @@ struct ServerLimits {
   std::int64_t max_sessions = 0;
   std::int64_t max_sequences_per_call = 0;
   absl::Duration max_session_ttl;
+  std::int64_t shared_memory_bytes = 0;
+  std::int64_t max_regions = 0;
 };
 
 /// A place where the server keeps snapshots.
