@@ -96,9 +96,10 @@ def test_memory_that_was_freed_is_given_up(session: gdpcache.Session) -> None:
     for _ in range(20):
         torch.cuda.empty_cache()
         session.prefill(on_gpu(full_call(1 << 16), cuda))
-    regions = [region for region in session.list_shared_memory() if region.kind == "cuda"]
-    assert len(regions) <= 20
-    assert all(region.uses == 0 for region in regions)
+    deadline = time.monotonic() + 10
+    while any(region.uses for region in session.list_shared_memory()):  # the answer comes before the work is done
+        assert time.monotonic() < deadline
+    assert len([region for region in session.list_shared_memory() if region.kind == "cuda"]) <= 20
 
 
 def test_inputs_and_results_on_both_sides(session: gdpcache.Session) -> None:

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,11 +238,16 @@ class Arena:
             yield from unregister(self._session, name)
 
 
-@dataclass(frozen=True)
-class _Allocation:
-    buffer: int  # tells it from a later one at the same address
+class Allocation(NamedTuple):
+    """Memory of the GPU that is registered as a whole."""
+
+    base: int
+    end: int
     name: str
-    size: int
+    buffer: int  # tells it from a later one at the same address
+
+
+_base = attrgetter("base")
 
 
 class EventPair:
@@ -270,8 +275,7 @@ class CudaRegions:
         self._device = server.device_uuid
         self.available = "cuda_ipc" in server.transports
         self._lock = threading.Lock()
-        self._allocations: dict[int, _Allocation] = {}  # by address
-        self._addresses: list[int] = []  # theirs, ascending
+        self._allocations: list[Allocation] = []  # by address, ascending; replaced when it changes
         self._pairs: list[EventPair] = []  # those not in use
         self._names = 0
 
@@ -280,13 +284,28 @@ class CudaRegions:
             self._names += 1
             return self._names
 
-    def place(self, pointer: int, seen: dict[int, str]) -> Operation[Place]:
-        """The place of device memory, whose whole allocation is registered on first sight. `seen` has the addresses and
-        names of allocations that the call has come across: they exist."""
+    def find(self, pointer: int, seen: list[Allocation]) -> Place | None:
+        """The place of device memory whose allocation is registered. `seen` has the allocations that the call has come
+        across: they exist."""
+        for known in seen:
+            if known.base <= pointer < known.end:
+                return Place(known.name, pointer - known.base)
+        allocations = self._allocations
+        index = bisect_right(allocations, pointer, key=_base) - 1
+        if index < 0 or pointer >= allocations[index].end:
+            return None
+        known = allocations[index]
+        if not _cuda.is_allocation(known.base, known.buffer):
+            return None
+        seen.append(known)
+        return Place(known.name, pointer - known.base)
+
+    def register(self, pointer: int, seen: list[Allocation]) -> Operation[Place]:
+        """The place of other device memory, whose whole allocation is registered."""
         if not self.available:
             raise SharingUnavailableError("the server shares no GPU memory with this client")
         try:
-            base, name = self._known(pointer, seen) or (yield from self._register(pointer))
+            known = yield from self._register(pointer)
         except (
             _cuda.CudaError,  # memory without a handle, as of expandable segments
             InvalidArgumentError,  # memory that the server cannot open, as of a part of an allocation
@@ -295,27 +314,15 @@ class CudaRegions:
             ResourceExhaustedError,
         ) as error:
             raise SharingUnavailableError(str(error)) from error
-        seen[base] = name
-        return Place(name, pointer - base)
+        seen.append(known)
+        return Place(known.name, pointer - known.base)
 
-    def _known(self, pointer: int, seen: dict[int, str]) -> tuple[int, str] | None:
-        """Address and name of the allocation if it is registered."""
-        with self._lock:
-            index = bisect_right(self._addresses, pointer) - 1
-            if index < 0:
-                return None
-            base = self._addresses[index]
-            known = self._allocations[base]
-        if pointer >= base + known.size or not (base in seen or _cuda.is_allocation(base, known.buffer)):
-            return None
-        return base, known.name
-
-    def _register(self, pointer: int) -> Operation[tuple[int, str]]:
+    def _register(self, pointer: int) -> Operation[Allocation]:
         if self._device and _cuda.device_uuid(pointer) != self._device:
             raise SharingUnavailableError(f"the tensors are on another GPU than the server's, {self._device}")
-        for address, known in list(self._allocations.items()):
+        for known in self._allocations:
             # What the caller has freed the GPU cannot use again for as long as the server has it open.
-            if not _cuda.is_allocation(address, known.buffer):
+            if not _cuda.is_allocation(known.base, known.buffer):
                 self._forget({known.name})
                 yield from unregister(self._session, known.name)
         base, size, buffer = _cuda.allocation(pointer)
@@ -324,15 +331,15 @@ class CudaRegions:
             session=self._session, name=name, handle=_cuda.memory_handle(base), size=size
         )
         yield from unary("RegisterCudaMemory", request, memory_pb2.RegisterCudaMemoryResponse)
+        allocation = Allocation(base, base + size, name, buffer)
         with self._lock:
-            self._allocations[base] = _Allocation(buffer, name, size)
-            self._addresses = sorted(self._allocations)
-        return base, name
+            others = [known for known in self._allocations if known.base != base]
+            self._allocations = sorted([*others, allocation], key=_base)
+        return allocation
 
     def _forget(self, names: set[str]) -> None:
         with self._lock:
-            self._allocations = {base: a for base, a in self._allocations.items() if a.name not in names}
-            self._addresses = sorted(self._allocations)
+            self._allocations = [known for known in self._allocations if known.name not in names]
 
     def take_events(self, pointer: int) -> Operation[EventPair]:
         with self._lock:

@@ -25,8 +25,9 @@ _MAX_PROTOBUF = (1 << 31) - (1 << 20)  # no server can decode more
 _FRAME_OVERHEAD = 64  # bytes of a frame around its payload, at most
 
 
-def prefill(session: SessionState, call: PrefillCall) -> Operation[PrefillResult]:
-    prepared = prepare(session, call)
+def prefill(session: SessionState, call: PrefillCall, *, is_batched: bool = False) -> Operation[PrefillResult]:
+    """`is_batched`: h has u's batch dimension, and its boundaries in a second one."""
+    prepared = prepare(session, call, is_batched)
     wanted = call.transport if isinstance(call.transport, Transport) else Transport(call.transport)
     if wanted is Transport.AUTO:
         wanted = session.transport

@@ -70,6 +70,7 @@ class Output(NamedTuple):
     id: int
     dtype: DataType
     shape: tuple[int, ...]
+    given_shape: tuple[int, ...]  # as the caller gets it
     size: int  # in bytes
     header: bytes  # a Tensor without data
     destination_field: int  # of OutputDestinations
@@ -111,7 +112,7 @@ class Result:
     def deliver(self, data: Array) -> TensorLike:
         """What the caller gets, from the bytes."""
         if self.out is None:
-            return _tensors.wrap(data, self.output.dtype, self.output.shape, self.like)
+            return _tensors.wrap(data, self.output.dtype, self.output.given_shape, self.like)
         self.out.store(data)
         return self.out.source
 
@@ -132,7 +133,7 @@ def encoded_inline(tensor: Input, view: TensorView) -> tuple[bytes, memoryview]:
     return _wire.length_key(tensor.field, len(head) + data.nbytes) + head, data.data
 
 
-def prepare(session: SessionState, call: PrefillCall) -> Prepared:
+def prepare(session: SessionState, call: PrefillCall, is_batched: bool) -> Prepared:
     k, w, u = _tensors.view("k", call.k), _tensors.view("w", call.w), _tensors.view("u", call.u)
     operands, views = [_K, _W, _U], [k, w, u]
     if call.g is not None:
@@ -144,10 +145,10 @@ def prepare(session: SessionState, call: PrefillCall) -> Prepared:
     if call.auxiliary_state is not None:
         operands.append(_AUXILIARY_STATE)
         views.append(_tensors.view("auxiliary_state", call.auxiliary_state))
-    key = _key(call, views)
+    key = _key(call, views, is_batched)
     plan = session.plans.get(key)
     if plan is None:
-        plan = _plan(session, call, list(zip(operands, views, strict=True)), k, u)
+        plan = _plan(session, call, list(zip(operands, views, strict=True)), k, u, is_batched)
         if len(plan.encoded) <= _MAX_KEPT_BYTES:
             session.plans.put(key, plan)
     if call.out is NOWHERE:
@@ -160,7 +161,7 @@ def prepare(session: SessionState, call: PrefillCall) -> Prepared:
     return Prepared(plan, plan.encoded + _rest(call), views, results)
 
 
-def _key(call: PrefillCall, views: list[TensorView]) -> object:
+def _key(call: PrefillCall, views: list[TensorView], is_batched: bool) -> object:
     """Equal for calls that have a plan in common."""
     return (
         None if call.cu_seqlens is None else fingerprint("cu_seqlens", call.cu_seqlens),
@@ -180,13 +181,19 @@ def _key(call: PrefillCall, views: list[TensorView]) -> object:
         None if call.chunk_indices is None else fingerprint("chunk_indices", call.chunk_indices),
         call.g is None,
         call.auxiliary_state is None,
+        is_batched,
         *[view.dtype for view in views],
         *[view.shape for view in views],
     )
 
 
 def _plan(
-    session: SessionState, call: PrefillCall, inputs: list[tuple[Operand, TensorView]], k: TensorView, u: TensorView
+    session: SessionState,
+    call: PrefillCall,
+    inputs: list[tuple[Operand, TensorView]],
+    k: TensorView,
+    u: TensorView,
+    is_batched: bool,
 ) -> Plan:
     request = _request(session, call)
     sequences = _sequences(session, call, u, list(request.cu_seqlens))
@@ -196,7 +203,7 @@ def _plan(
         householder = call.num_householder or session.geometry.num_householder
         chunk = call.chunk_size or 64
         offsets = tuple(accumulate((-(-(n // householder) // chunk) for _, n in sequences), initial=0))
-        outputs = tuple(_outputs(session, call, k, u, offsets))
+        outputs = tuple(_outputs(session, call, k, u, offsets, is_batched))
     return Plan(
         encoded=request.SerializeToString(),
         inputs=tuple(Input(operand, operand.field, _header(v.dtype, v.shape)) for operand, v in inputs),
@@ -312,7 +319,12 @@ def _is_wanted(call: PrefillCall, name: str) -> bool:
 
 
 def _outputs(
-    session: SessionState, call: PrefillCall, k: TensorView, u: TensorView, offsets: tuple[int, ...]
+    session: SessionState,
+    call: PrefillCall,
+    k: TensorView,
+    u: TensorView,
+    offsets: tuple[int, ...],
+    is_batched: bool,
 ) -> Iterable[Output]:
     boundaries = offsets[-1] if isinstance(call.states, States) else len(call.states)
     states = (session.geometry.heads, session.geometry.key_dim, session.geometry.value_dim)
@@ -325,8 +337,9 @@ def _outputs(
     for name, tensor, dtype, shape in shapes:
         if _is_wanted(call, name):
             size = math.prod(shape) * dtype.size
+            given = (u.shape[0], shape[0] // max(u.shape[0], 1), *states) if is_batched and name == "h" else shape
             fields = _OUTPUT_FIELDS[name], _ANSWER_FIELDS[name]
-            yield Output(name, int(tensor), dtype, shape, size, _header(dtype, shape), *fields)
+            yield Output(name, int(tensor), dtype, shape, given, size, _header(dtype, shape), *fields)
 
 
 def _out(call: PrefillCall, output: Output) -> TensorView | None:

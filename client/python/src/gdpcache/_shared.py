@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gdpcache import _tensors, _wire
-from gdpcache._memory import Block, EventPair, Place, SharingUnavailableError, aligned
+from gdpcache._memory import Allocation, Block, EventPair, Place, SharingUnavailableError, aligned
 from gdpcache._operations import SERVICE, Operation, Unary
 from gdpcache._prepared import FIELDS, Prepared, Result, finish_expected
 from gdpcache._session import SessionState
@@ -52,7 +52,7 @@ class _Places:
         self._blocks: list[Block] = []  # keeps them until the call is over
         self.on_host: set[str] = set()  # names of the regions in use
         self.on_device: set[str] = set()
-        self._allocations: dict[int, str] = {}  # on the GPU, that the call has come across
+        self._allocations: list[Allocation] = []  # on the GPU, that the call has come across
         self._inputs: list[Place | None] = [None] * len(prepared.views)
         self._outputs: list[Place | None] = [None] * len(prepared.results)
         self._memories: list[Array | None] = [None] * len(prepared.results)  # of results that come to the host
@@ -66,7 +66,9 @@ class _Places:
         for i, view in enumerate(self._prepared.views):
             if view.size == 0:
                 continue
-            place = self._find(view) if view.data is not None else (yield from self._find_on_gpu(view))
+            place = self._find(view)
+            if place is None and view.data is None and self._on_gpu:
+                place = yield from self._register(view)
             if place is not None:
                 self._inputs[i] = place
             else:
@@ -81,10 +83,10 @@ class _Places:
                 continue
             out = result.out
             if out is None and self._on_gpu:
-                out = _tensors.allocate_on_gpu(result.output.dtype, result.output.shape, result.like)
-            place = None
-            if out is not None:
-                place = self._find(out) if out.data is not None else (yield from self._find_on_gpu(out))
+                out = _tensors.allocate_on_gpu(result.output.dtype, result.output.given_shape, result.like)
+            place = None if out is None else self._find(out)
+            if place is None and out is not None and out.data is None and self._on_gpu:
+                place = yield from self._register(out)
             if place is None or out is None:
                 made.append(i)
                 sizes.append(size)
@@ -115,7 +117,12 @@ class _Places:
             self._memories[i] = np.ndarray((self._prepared.results[i].output.size,), np.uint8, block)
 
     def _find(self, view: TensorView) -> Place | None:
-        """In memory of the host that is shared already."""
+        """In memory that is shared already."""
+        if view.data is None:
+            place = self._session.cuda.find(view.pointer, self._allocations) if self._on_gpu else None
+            if place is not None:
+                self.on_device.add(place.region)
+            return place
         if view.pointer == 0:
             return None
         place = self._session.arena.find(view.pointer, view.size)
@@ -123,10 +130,8 @@ class _Places:
             self.on_host.add(place.region)
         return place
 
-    def _find_on_gpu(self, view: TensorView) -> Operation[Place | None]:
-        if not self._on_gpu:
-            return None
-        place = yield from self._session.cuda.place(view.pointer, self._allocations)
+    def _register(self, view: TensorView) -> Operation[Place]:
+        place = yield from self._session.cuda.register(view.pointer, self._allocations)
         self.on_device.add(place.region)
         return place
 

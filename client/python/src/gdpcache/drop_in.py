@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 
-from gdpcache import _tensors
+from gdpcache import _prefill, _tensors
 from gdpcache.client import Session
 from gdpcache.layer_state import LayerState, SlotStates
 from gdpcache.prefill import InitialState, PrefillCall, States
@@ -61,31 +61,27 @@ def chunk_gated_delta_product_fwd_h(
         raise ValueError("state and state_indices go together")
     if len(u.shape) != 4:
         raise ValueError(f"u has shape {list(u.shape)}; expected [B, T, H, V]")
-    batch = 1 if cu_seqlens is not None else u.shape[0]
-    result = session.prefill(
-        PrefillCall(
-            layer=0 if state is None else state.layer,
-            k=k,
-            w=w,
-            u=u,
-            g=g,
-            cu_seqlens=cu_seqlens,
-            batch=0 if cu_seqlens is not None else batch,
-            chunk_size=chunk_size,
-            num_householder=num_householder,
-            chunk_offsets=chunk_offsets,
-            chunk_indices=chunk_indices,
-            state_indices=state_indices,
-            initial_state=_start(initial_state, state, state_indices),
-            save_new_value=save_new_value,
-            output_final_state=output_final_state,
-            states=States.ALL,
-            states_dtype=states_dtype,
-        )
+    call = PrefillCall(
+        layer=0 if state is None else state.layer,
+        k=k,
+        w=w,
+        u=u,
+        g=g,
+        cu_seqlens=cu_seqlens,
+        batch=0 if cu_seqlens is not None else u.shape[0],
+        chunk_size=chunk_size,
+        num_householder=num_householder,
+        chunk_offsets=chunk_offsets,
+        chunk_indices=chunk_indices,
+        state_indices=state_indices,
+        initial_state=_start(initial_state, state, state_indices),
+        save_new_value=save_new_value,
+        output_final_state=output_final_state,
+        states=States.ALL,
+        states_dtype=states_dtype,
     )
-    h = result.h
-    boundaries = result.chunk_offsets[-1]
-    return h.reshape(batch, boundaries // max(batch, 1), *h.shape[1:]), result.v_new, result.final_state
+    result = session._driver.run(_prefill.prefill(session._state, call, is_batched=True))
+    return result.h, result.v_new, result.final_state
 
 
 def _start(

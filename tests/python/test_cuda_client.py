@@ -1,0 +1,251 @@
+"""The client's side of CUDA IPC, against a driver and a server that only take notes: for machines without a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from fake_server import fake_server, server_info
+
+import gdpcache
+from gdpcache import InitialState, Outputs, PrefillCall, Transport, _cuda
+from gdpcache.v1 import memory_pb2, prefill_pb2, tensor_pb2
+
+MEBIBYTE = 1 << 20
+STREAM, OTHER_STREAM = 21, 22
+
+
+class Driver:
+    """Of a GPU whose memory nobody reads. Events are numbers from 1 on."""
+
+    def __init__(self) -> None:
+        self.allocations: dict[int, tuple[int, int]] = {}  # size and buffer by address
+        self.notes: list[str] = []
+        self._buffers = 0
+        self._events = 0
+
+    def allocate(self, base: int) -> None:
+        self._buffers += 1
+        self.allocations[base] = MEBIBYTE, self._buffers
+
+    def _base(self, pointer: int) -> int:
+        return pointer // MEBIBYTE * MEBIBYTE
+
+    def cuPointerGetAttribute(self, value: Any, attribute: int, pointer: int) -> int:  # noqa: N802
+        known = self.allocations.get(self._base(pointer))
+        if known is None:
+            return 1
+        value._obj.value = {1: 77, 7: known[1], 9: 0}[attribute]
+        return 0
+
+    def cuMemGetAddressRange_v2(self, base: Any, size: Any, pointer: int) -> int:  # noqa: N802
+        base._obj.value, size._obj.value = self._base(pointer), MEBIBYTE
+        return 0
+
+    def cuIpcGetMemHandle(self, handle: Any, base: int) -> int:  # noqa: N802
+        handle._obj.reserved = f"memory {base // MEBIBYTE}".encode()
+        return 0
+
+    def cuEventCreate(self, event: Any, flags: int) -> int:  # noqa: N802
+        self._events += 1
+        event._obj.value = self._events
+        return 0
+
+    def cuIpcGetEventHandle(self, handle: Any, event: Any) -> int:  # noqa: N802
+        handle._obj.reserved = f"event {event.value}".encode()
+        return 0
+
+    def cuEventRecord(self, event: Any, stream: int) -> int:  # noqa: N802
+        self.notes.append(f"{stream} records {event.value}")
+        return 0
+
+    def cuStreamWaitEvent(self, stream: int, event: Any, flags: int) -> int:  # noqa: N802
+        self.notes.append(f"{stream} waits for {event.value}")
+        return 0
+
+    def cuEventSynchronize(self, event: Any) -> int:  # noqa: N802
+        self.notes.append(f"host waits for {event.value}")
+        return 0
+
+    def cuEventDestroy_v2(self, event: Any) -> int:  # noqa: N802
+        self.notes.append(f"{event.value} is gone")
+        return 0
+
+    def cuGetErrorString(self, result: int, text: Any) -> int:  # noqa: N802
+        text._obj.value = b"refused"
+        return 0
+
+    def cuCtxGetCurrent(self, context: Any) -> int:  # noqa: N802
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context: int) -> int:  # noqa: N802
+        assert context == 77
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context: Any) -> int:  # noqa: N802
+        return 0
+
+
+class Server:
+    """Notes what it is asked for; its prefill says that v_new is where it was wanted."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.regions: dict[str, str] = {}  # handles by name
+        self.requests: list[prefill_pb2.PrefillRequest] = []
+        self.fail: Callable[[grpc.ServicerContext], Any] = lambda context: None
+
+    def handlers(self) -> dict[str, Any]:
+        info = server_info(transports=["inline", "cuda_ipc"])
+        return {
+            "GetServerInfo": lambda request, context: info,
+            "RegisterCudaMemory": self._register,
+            "RegisterCudaEvent": self._register,
+            "UnregisterMemory": self._unregister,
+            "Prefill": self._prefill,
+        }
+
+    def _register(self, request: Any, context: grpc.ServicerContext) -> Any:
+        assert request.name not in self.regions
+        self.regions[request.name] = request.handle.rstrip(b"\0").decode()
+        is_event = isinstance(request, memory_pb2.RegisterCudaEventRequest)
+        return memory_pb2.RegisterCudaEventResponse() if is_event else memory_pb2.RegisterCudaMemoryResponse()
+
+    def _unregister(self, request: Any, context: grpc.ServicerContext) -> Any:
+        del self.regions[request.name]
+        return memory_pb2.UnregisterMemoryResponse()
+
+    def _prefill(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.driver.notes.append("prefill")
+        self.requests.append(request)
+        self.fail(context)
+        v_new = tensor_pb2.Tensor(dtype=request.u.dtype, shape=request.u.shape, shared_memory=request.outputs.v_new)
+        return prefill_pb2.PrefillResponse(v_new=v_new, chunk_offsets=[0, 1], positions=[-1])
+
+    def place(self, reference: Any) -> tuple[str, int]:
+        return self.regions[reference.region], reference.offset
+
+
+class GpuArray:
+    """[16, 1, 4] float32 somewhere."""
+
+    def __init__(self, pointer: int, stream: int = STREAM) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (16, 1, 4),
+            "typestr": "<f4",
+            "data": (pointer, False),
+            "version": 3,
+            "stream": stream,
+        }
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    fake = Driver()
+    monkeypatch.setattr(_cuda, "_driver", lambda: fake)
+    return fake
+
+
+@pytest.fixture
+def server(driver: Driver) -> Server:
+    return Server(driver)
+
+
+@pytest.fixture
+def session(server: Server) -> Iterator[gdpcache.Session]:
+    with (
+        fake_server(server.handlers()) as address,
+        gdpcache.Client(address) as client,
+        client.open_session("fake") as opened,
+    ):
+        yield opened
+
+
+def call_of(driver: Driver, first: int, second: int, **fields: Any) -> PrefillCall:
+    """k and u in one allocation, w and v_new in another."""
+    for base in (first, second):
+        if base not in driver.allocations:
+            driver.allocate(base)
+    tensors: dict[str, Any] = {"k": GpuArray(first), "u": GpuArray(first + 512), "w": GpuArray(second + 4096)}
+    tensors |= {name: fields.pop(name) for name in list(fields) if name in tensors}
+    out = Outputs(v_new=GpuArray(second))
+    return PrefillCall(**tensors, out=out, initial_state=InitialState.ZERO, **fields)
+
+
+def test_tensors_are_named_by_their_allocations(driver: Driver, server: Server, session: gdpcache.Session) -> None:
+    call = call_of(driver, 5 * MEBIBYTE, 9 * MEBIBYTE)
+    for _ in range(3):
+        result = session.prefill(call)
+        assert result.transport is Transport.CUDA_IPC
+        assert result.v_new is call.out.v_new
+        assert result.positions == (-1,)
+        request = server.requests.pop()
+        assert server.place(request.k.shared_memory) == ("memory 5", 0)
+        assert server.place(request.u.shared_memory) == ("memory 5", 512)
+        assert server.place(request.w.shared_memory) == ("memory 9", 4096)
+        assert server.place(request.outputs.v_new) == ("memory 9", 0)
+        assert server.regions[request.ready_event] == "event 1"
+        assert server.regions[request.done_event] == "event 2"
+    assert len(server.regions) == 4
+    assert driver.notes == [f"{STREAM} records 1", "prefill", f"{STREAM} waits for 2"] * 3
+
+
+def test_all_streams_are_ordered(driver: Driver, session: gdpcache.Session) -> None:
+    session.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE, k=GpuArray(MEBIBYTE, OTHER_STREAM)))
+    second, first = (int(note.split()[0]) for note in driver.notes[:2])
+    assert {first, second} == {STREAM, OTHER_STREAM}
+    assert driver.notes == [
+        f"{second} records 1",
+        f"{first} waits for 1",
+        f"{first} records 1",
+        "prefill",
+        f"{first} waits for 2",
+        f"{second} waits for 2",
+    ]
+
+
+def test_memory_that_was_freed_is_given_up(driver: Driver, server: Server, session: gdpcache.Session) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    session.prefill(call)
+    old = set(server.regions)
+    driver.allocate(MEBIBYTE)  # another one at the same address
+    session.prefill(call)
+    assert server.place(server.requests[-1].k.shared_memory) == ("memory 1", 0)
+    assert server.requests[-1].k.shared_memory.region != server.requests[0].k.shared_memory.region
+    assert len(server.regions) == len(old)
+    del driver.allocations[2 * MEBIBYTE]
+    call = call_of(driver, MEBIBYTE, 3 * MEBIBYTE)
+    session.prefill(call)
+    assert sorted(handle for handle in server.regions.values() if "memory" in handle) == ["memory 1", "memory 3"]
+
+
+def test_a_call_without_an_answer_gives_its_memory_up(
+    driver: Driver, server: Server, session: gdpcache.Session
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    server.fail = lambda context: time.sleep(0.2)
+    with pytest.raises(gdpcache.DeadlineExceededError):
+        session.prefill(call, timeout=0.05)
+    assert server.regions == {}
+    assert driver.notes[-2:] == ["1 is gone", "2 is gone"]
+    server.fail = lambda context: None
+    session.prefill(call)
+    assert len(server.regions) == 4
+    server.fail = lambda context: context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
+    with pytest.raises(gdpcache.InvalidArgumentError):
+        session.prefill(call)
+    assert len(server.regions) == 4
+
+
+def test_what_cannot_be_shared_is_told(driver: Driver, session: gdpcache.Session) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE, transport="cuda_ipc")
+    call.w = GpuArray(50 * MEBIBYTE)  # nobody's
+    with pytest.raises(gdpcache.UnavailableError, match="cuda_ipc was asked for: .*refused"):
+        session.prefill(call)
+    rows = np.zeros((16, 1, 4), np.float32)
+    with pytest.raises(ValueError, match="transport is cuda_ipc, but none of k, w, u is on a GPU"):
+        session.prefill(PrefillCall(k=rows, w=rows, u=rows, initial_state=InitialState.ZERO, transport="cuda_ipc"))
