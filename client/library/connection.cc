@@ -89,6 +89,10 @@ absl::Time Connection::Deadline(const CallOptions& options) const {
 }
 
 absl::Status Connection::Annotate(const grpc::Status& status) const {
+  // Without a detail it is not this server's: gRPC ends so what arrives when the server has just stopped.
+  if (status.error_code() == grpc::StatusCode::CANCELLED && status.error_details().empty()) {
+    return absl::UnavailableError(absl::StrCat("server ", address_, ": it ended the call, as when it stops"));
+  }
   if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return ToAbslStatus(status);
   return ToAbslStatus(grpc::Status(status.error_code(), absl::StrCat("server ", address_, ": ", status.error_message()),
                                    status.error_details()));

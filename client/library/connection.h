@@ -44,7 +44,8 @@ class Connection {
     return Annotate((stub_.get()->*method)(&context, request, response));
   }
 
-  /// As ToAbslStatus; where the server could not be reached the message names its address.
+  /// As ToAbslStatus, of a call that has not been cancelled here; where the server could not be reached, or was
+  /// stopping, it is UNAVAILABLE with its address.
   absl::Status Annotate(const grpc::Status& status) const;
 
   static void SetDeadline(absl::Time deadline, grpc::ClientContext* context);

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -67,7 +68,10 @@ class SnapshotWatch::Impl {
     return events;
   }
 
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() {
+    cancelled_ = true;
+    context_.TryCancel();
+  }
 
  private:
   /// The end of the one operation under way.
@@ -82,7 +86,7 @@ class SnapshotWatch::Impl {
     call_->Finish(&status, nullptr);
     Wait();
     ended_ = true;
-    status_ = connection_->Annotate(status);
+    status_ = cancelled_ ? absl::CancelledError("the watch was cancelled") : connection_->Annotate(status);
     // Only the caller ends a watch.
     if (status_.ok()) status_ = client::ProtocolError("the watch ended without an error");
   }
@@ -92,6 +96,7 @@ class SnapshotWatch::Impl {
   grpc::CompletionQueue queue_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
   bool ended_ = false;
+  std::atomic<bool> cancelled_ = false;
   absl::Status status_;
 };
 

@@ -1,6 +1,7 @@
 #include "server/engine/ordered_call.h"
 
 #include "absl/time/clock.h"
+#include "server/cache/errors.h"
 
 namespace gdpcache::engine {
 
@@ -12,7 +13,11 @@ void OrderedCall::Start() {
     state_ = State::kStarting;
   }
   absl::StatusOr<cache::Session::Call> session_call = context_.session->BeginCall([weak = weak_from_this()] {
-    if (const auto call = weak.lock()) call->Cancel(absl::CancelledError("the session has ended"));
+    if (const auto call = weak.lock()) {
+      // The detail tells it from gRPC's own CANCELLED, which a server at its end answers.
+      call->Cancel(cache::ResourceError(absl::StatusCode::kCancelled, "session", call->context().session->id(),
+                                        "the session has ended"));
+    }
   });
   if (!session_call.ok()) return Conclude(session_call.status(), false);
   session_call_ = *std::move(session_call);

@@ -1,5 +1,6 @@
 #include "server/rpc/server.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/security/server_credentials.h>
@@ -156,6 +157,9 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
 Server::~Server() = default;
 
 absl::Status Server::Listen(const ServerOptions& options) {
+  // Never shut down: gRPC 1.51 now and then takes ten seconds for it when the process is to end.
+  static const bool kInitialised = (grpc_init(), true);
+  static_cast<void>(kInitialised);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 

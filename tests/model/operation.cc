@@ -30,7 +30,7 @@ constexpr Form kForms[] = {
     {OperationKind::kAcquire, "acquire", 2, 10},
     {OperationKind::kRelease, "release", 3, 3},
     {OperationKind::kReset, "reset", 3, 2},
-    {OperationKind::kCopy, "copy", 7, 5},
+    {OperationKind::kCopy, "copy", 11, 5},
     {OperationKind::kRead, "read", 5, 2},
     {OperationKind::kWrite, "write", 7, 4},
     {OperationKind::kPrefill, "prefill", 24, 26},

@@ -113,6 +113,7 @@ void Player::Copy(Choices choices) {
   ModelSession* const session = SessionAt(choices);
   if (session == nullptr) return;
   std::vector<SlotCopy> copies(static_cast<std::size_t>(1 + choices.Below(3)));
+  const bool rotate = choices.Below(4) == 3;
   std::vector<std::int64_t> all_destinations;
   Codes errors;
   std::int64_t nth = 1;
@@ -122,6 +123,12 @@ void Player::Copy(Choices choices) {
     if (choices.Flag()) copy.destinations.push_back(Slot(*session, choices, nth++));
     all_destinations.insert(all_destinations.end(), copy.destinations.begin(), copy.destinations.end());
     errors.merge(SlotErrors(*session, {copy.source}));
+  }
+  if (const std::vector<std::int64_t> held = Held(*session); rotate && held.size() > 2 && session->open) {
+    // The first two change places over the third: each is read and overwritten.
+    copies = {{held[1], {held[2]}}, {held[0], {held[1]}}, {held[2], {held[0]}}};
+    all_destinations.clear();
+    errors.clear();
   }
   errors.merge(SlotErrors(*session, all_destinations));
   if (!Expect(session->client->CopySlots(copies), errors, "copying slots")) return;

@@ -105,10 +105,12 @@ std::vector<TensorDescription> DescribeTensors(const SnapshotSpace& space) {
   return tensors;
 }
 
+using Metadata = std::map<std::string, std::string>;
+
 /// With zeros for the checksum.
-absl::StatusOr<std::string> EncodeHeader(const SnapshotRecord& record) {
+Metadata MetadataOf(const SnapshotRecord& record) {
   const SnapshotSpace& space = record.space;
-  const std::map<std::string, std::string> metadata = {
+  return {
       {"format", std::string(kFormat)},
       {"format_version", absl::StrCat(kSnapshotFormatVersion)},
       {"layout_version", absl::StrCat(kStateLayoutVersion)},
@@ -125,6 +127,13 @@ absl::StatusOr<std::string> EncodeHeader(const SnapshotRecord& record) {
       {"position", absl::StrCat(record.position)},
       {"checksum", std::string(kChecksumDigits, '0')},
   };
+}
+
+/// With zeros for the checksum. `unknown` is written as it is.
+absl::StatusOr<std::string> EncodeHeader(const SnapshotRecord& record, const Metadata& unknown = {}) {
+  const SnapshotSpace& space = record.space;
+  Metadata metadata = MetadataOf(record);
+  metadata.insert(unknown.begin(), unknown.end());
   std::size_t metadata_bytes = 64;  // the length, the braces and the name of the whole
   for (const auto& [name, value] : metadata) metadata_bytes += name.size() + value.size() + 6;
   if (metadata_bytes > static_cast<std::size_t>(kMaxSnapshotMetadataBytes)) {
@@ -136,7 +145,7 @@ absl::StatusOr<std::string> EncodeHeader(const SnapshotRecord& record) {
 
 /// Writes the checksum over the zeros.
 void SetChecksum(std::string& header, const SnapshotChecksum& checksum) {
-  // It stands before every text that somebody else chose.
+  // Inside of somebody else's text the quotation marks would be escaped.
   const std::size_t place = header.find(kBeforeChecksum) + kBeforeChecksum.size();
   header.replace(place, kChecksumDigits, ToHex(checksum));
 }
@@ -144,7 +153,7 @@ void SetChecksum(std::string& header, const SnapshotChecksum& checksum) {
 /// Takes the entries of a file's metadata one by one; the first that is missing or not as we write it is the status.
 class MetadataReader {
  public:
-  explicit MetadataReader(const std::map<std::string, std::string>& metadata) : metadata_(metadata) {}
+  explicit MetadataReader(const Metadata& metadata) : metadata_(metadata) {}
 
   const std::string& Text(absl::string_view name) {
     static const std::string kNone;
@@ -202,7 +211,7 @@ class MetadataReader {
   const absl::Status& status() const { return status_; }
 
  private:
-  const std::map<std::string, std::string>& metadata_;
+  const Metadata& metadata_;
   absl::Status status_;
 };
 
@@ -337,6 +346,8 @@ absl::StatusOr<SnapshotFileInfo> ReadSnapshotMetadata(absl::string_view beginnin
   if (absl::Status status = CheckRecord(info.record); !status.ok()) {
     return absl::DataLossError(absl::StrCat("the metadata are wrong: ", status.message()));
   }
+  info.unknown_metadata = std::move(file->metadata);
+  for (const auto& [name, value] : MetadataOf(info.record)) info.unknown_metadata.erase(name);
   if (space.layers > info.header_bytes / kLeastTensorBytes) {
     return absl::DataLossError(
         absl::StrCat("layers is ", space.layers, "; a header of ", info.header_bytes, " bytes cannot tell so many"));
@@ -375,7 +386,7 @@ absl::Status SnapshotFileReader::CheckHeader() {
   absl::StatusOr<SnapshotFileInfo> info =
       ReadSnapshotMetadata(absl::string_view(header_).substr(0, kMaxSnapshotMetadataBytes), file_bytes_);
   if (!info.ok()) return info.status();
-  absl::StatusOr<std::string> expected = EncodeHeader(info->record);
+  absl::StatusOr<std::string> expected = EncodeHeader(info->record, info->unknown_metadata);
   if (!expected.ok()) return absl::DataLossError(expected.status().message());
   hasher_.Add(AsBytes(*expected));
   SetChecksum(*expected, info->checksum);

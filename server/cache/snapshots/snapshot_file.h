@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,11 @@
 ///   "layer.0.auxiliary", "layer.1.auxiliary", ... U8 [auxiliary_bytes]. The states come first since they need their
 ///   elements' alignment.
 ///
-/// Readers accept nothing else. Their errors: FAILED_PRECONDITION for a format or layout version that is not ours,
-/// INVALID_ARGUMENT for a safetensors file that is no snapshot, DATA_LOSS for everything that is damaged or made up.
+/// Readers accept nothing else, but for metadata of other names, which they pass over: so a later server may add what
+/// an earlier one does without. Whatever an earlier one could misunderstand is a new format_version, whose files it
+/// leaves alone; a later one goes on reading version 1. Errors: FAILED_PRECONDITION for a format or layout version that
+/// is not ours, INVALID_ARGUMENT for a safetensors file that is no snapshot, DATA_LOSS for everything that is damaged
+/// or made up.
 namespace gdpcache::cache {
 
 inline constexpr std::int64_t kSnapshotFormatVersion = 1;
@@ -86,6 +90,7 @@ struct SnapshotFileInfo {
   SnapshotRecord record;
   SnapshotChecksum checksum = {};
   std::int64_t header_bytes = 0;  // where the data begin
+  std::map<std::string, std::string> unknown_metadata;
 };
 
 /// Reads the metadata of a file of `file_bytes` from its beginning: kMaxSnapshotMetadataBytes, or the whole file when

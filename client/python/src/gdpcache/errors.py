@@ -243,6 +243,9 @@ def from_rpc(error: grpc.RpcError) -> GdpCacheError:
     """The exception for what gRPC raised."""
     code = StatusCode(error.code().value[0])
     message = error.details() or ""
+    if code is StatusCode.CANCELLED and (message in ("", "CANCELLED") or "RST_STREAM" in message):
+        # Neither this client's nor this server's: gRPC ends so what arrives when the server has just stopped.
+        code, message = StatusCode.UNAVAILABLE, "the server ended the call, as when it stops"
     status = next((value for name, value in error.trailing_metadata() or () if name == "grpc-status-details-bin"), None)
     try:
         details = _Details(status or b"")

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -208,6 +210,60 @@ TEST(SnapshotFileTest, OtherVersionsAreNamed) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(status.message(), absl::StrCat(name, " is 7; only 1 can be read"));
   }
+}
+
+TEST(SnapshotFileTest, MetadataOfLaterServersArePassedOver) {
+  const SampleSnapshot snapshot(1);
+  const std::string file = snapshot.File();
+  const std::int64_t header_bytes = Read(file).value().info.header_bytes;
+  std::map<std::string, std::string> metadata =
+      ReadSafetensorsBeginning(file, static_cast<std::int64_t>(file.size())).value().metadata;
+  // Before, behind and between ours, with what looks like ours inside.
+  metadata["aaa"] = R"("checksum":"0123456789")";
+  metadata["created_at"] = "2031-01-01";
+  metadata["zzz"] = "";
+  std::vector<TensorDescription> tensors;
+  const SnapshotSpace& space = snapshot.record().space;
+  for (const std::string layer : {"layer.0.", "layer.1."}) {
+    tensors.push_back({layer + "state", "F32", {space.heads, space.key_dim, space.value_dim}});
+  }
+  for (const std::string layer : {"layer.0.", "layer.1."}) {
+    tensors.push_back({layer + "auxiliary", "U8", {space.auxiliary_bytes}});
+  }
+  const std::string later =
+      Forge(EncodeSafetensorsHeader(tensors, metadata).value() + file.substr(static_cast<std::size_t>(header_bytes)),
+            "created_at", "created_at");
+  for (const std::size_t piece : {std::size_t{1}, later.size()}) {
+    const absl::StatusOr<Taken> taken = Read(later, piece, static_cast<std::int64_t>(later.size()));
+    ASSERT_TRUE(taken.ok()) << taken.status();
+    EXPECT_EQ(taken->data, snapshot.data());
+    EXPECT_EQ(taken->info.record.position, snapshot.record().position);
+  }
+  // They are under the checksum like everything else.
+  for (std::size_t at = 0; at < later.size(); ++at) {
+    std::string damaged = later;
+    damaged[at] = static_cast<char>(damaged[at] ^ 1);
+    ASSERT_FALSE(Read(damaged).ok()) << "byte " << at;
+  }
+}
+
+TEST(SnapshotFileTest, FilesOfTheFirstServersAreReadForEver) {
+  std::ifstream stream(GDPCACHE_SNAPSHOT_GOLDEN_DIRECTORY "/format_1.safetensors", std::ios::binary);
+  const std::string file{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  const absl::StatusOr<Taken> taken = Read(file);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  // As it was written: 2 layers of [1, 8, 8], layer by layer 0, 1/4, 2/4, ..., then 3 bytes each: 1, 2, ..., 6.
+  const SnapshotRecord& record = taken->info.record;
+  EXPECT_EQ(record.key, "0123456789abcdef");
+  EXPECT_EQ(record.position, 1'234);
+  EXPECT_EQ(record.space.tenant, "default");
+  EXPECT_EQ(record.space.fingerprint, "model@1");
+  EXPECT_EQ(record.space.num_householder, 2);
+  std::vector<float> states(2 * 64);
+  ASSERT_EQ(taken->data.size(), states.size() * sizeof(float) + 6);
+  std::memcpy(states.data(), taken->data.data(), states.size() * sizeof(float));
+  for (std::size_t i = 0; i < states.size(); ++i) ASSERT_EQ(states[i], static_cast<float>(i) / 4);
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(taken->data[states.size() * sizeof(float) + i], std::byte(i + 1));
 }
 
 TEST(SnapshotFileTest, OtherSafetensorsFilesAreNoSnapshots) {

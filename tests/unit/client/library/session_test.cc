@@ -102,6 +102,22 @@ TEST(SessionTest, KnowsItsCacheAndClosesOnDestruction) {
   EXPECT_EQ(closed, 2);
 }
 
+TEST(SessionTest, WhatGrpcCancelsInAServersLastMomentIsUnavailable) {
+  FakeServer server;
+  server.acquire_slots = [](const v1::AcquireSlotsRequest& request, v1::AcquireSlotsResponse*) {
+    // The server's own has a detail; what gRPC makes up has none.
+    return grpc::Status(grpc::StatusCode::CANCELLED, "CANCELLED", request.count() == 1 ? "" : "\x08\x01");
+  };
+  const absl::StatusOr<Client> client = Client::Connect(server.address());
+  ASSERT_TRUE(client.ok());
+  absl::StatusOr<Session> session = client->OpenSession("model");
+  ASSERT_TRUE(session.ok()) << session.status();
+  const absl::Status stopped = session->AcquireSlots(1).status();
+  EXPECT_EQ(stopped.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(stopped.message()), ::testing::HasSubstr(server.address()));
+  EXPECT_EQ(session->AcquireSlots(2).status().code(), absl::StatusCode::kCancelled);
+}
+
 TEST(SessionTest, OutlivesItsClient) {
   FakeServer server;
   server.acquire_slots = [](const v1::AcquireSlotsRequest&, v1::AcquireSlotsResponse* response) {
