@@ -32,7 +32,7 @@ int Main(int argc, char** argv) {
       "--help behind a subcommand describes it.");
 
   std::vector<Subcommand> subcommands;
-  for (const auto add : {AddReplay, AddInfo, AddCaches, AddSlots, AddSnapshots, AddHealth, AddTop}) {
+  for (const auto add : {AddReplay, AddInfo, AddCaches, AddSlots, AddSnapshots, AddHealth, AddTop, AddBench}) {
     for (Subcommand& subcommand : add(&app)) subcommands.push_back(std::move(subcommand));
   }
 

@@ -3,38 +3,25 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <random>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "client/command/shared_tensors.h"
+#include "client/command/temporary_cache.h"
 #include "proto/safetensors/safetensors.h"
 
 namespace gdpcache::command {
 namespace {
 
-/// A name that no other cache has.
-std::string UniqueName() {
-  std::random_device random;
-  std::string name = "replay/";
-  for (int i = 0; i < 4; ++i) absl::StrAppend(&name, absl::Hex(random(), absl::kZeroPad8));
-  return name;
-}
-
-CacheSpec TemporaryCache(const RecordedBatch& batch) {
-  CacheSpec spec;
-  spec.name = UniqueName();
-  spec.fingerprint = "gdpcache replay";
-  spec.ephemeral = true;  // should this process die, the server removes the cache with the session
-  spec.geometry.layers = 1;
-  spec.geometry.slots = batch.state_before ? batch.state_before->shape[0] : 1;
-  spec.geometry.heads = batch.heads;
-  spec.geometry.key_dim = batch.key_dim;
-  spec.geometry.value_dim = batch.value_dim;
-  spec.geometry.num_householder = batch.num_householder;
-  spec.geometry.state_dtype = batch.state_before ? batch.state_before->dtype : DataType::kFloat32;
-  return spec;
+CacheGeometry Geometry(const RecordedBatch& batch) {
+  CacheGeometry geometry;
+  geometry.slots = batch.state_before ? batch.state_before->shape[0] : 1;
+  geometry.heads = batch.heads;
+  geometry.key_dim = batch.key_dim;
+  geometry.value_dim = batch.value_dim;
+  geometry.num_householder = batch.num_householder;
+  geometry.state_dtype = batch.state_before ? batch.state_before->dtype : DataType::kFloat32;
+  return geometry;
 }
 
 /// The recorded call on these slots, which stand for 0 .. S-1 of the file.
@@ -108,13 +95,11 @@ absl::StatusOr<ReplayResults> RunInCache(const Client& client, const std::string
 }  // namespace
 
 absl::StatusOr<ReplayResults> RunRecordedBatch(const Client& client, const RecordedBatch& batch, Transport transport) {
-  const CacheSpec spec = TemporaryCache(batch);
-  const absl::StatusOr<CreatedCache> created = client.CreateCache(spec);
-  if (!created.ok()) return created.status();
-  absl::StatusOr<ReplayResults> results = RunInCache(client, spec.name, batch, transport);
-  // The cache may have gone with its session already.
-  const absl::Status deleted = client.DeleteCache(spec.name, /*force=*/true);
-  if (results.ok() && !deleted.ok() && !absl::IsNotFound(deleted)) return deleted;
+  absl::StatusOr<TemporaryCache> cache = TemporaryCache::Create(client, "replay", Geometry(batch));
+  if (!cache.ok()) return cache.status();
+  absl::StatusOr<ReplayResults> results = RunInCache(client, cache->name(), batch, transport);
+  absl::Status deleted = cache->Delete();
+  if (results.ok() && !deleted.ok()) return deleted;
   return results;
 }
 

@@ -42,6 +42,7 @@ std::vector<Subcommand> AddSlots(CLI::App* app);
 std::vector<Subcommand> AddHealth(CLI::App* app);
 std::vector<Subcommand> AddSnapshots(CLI::App* app);
 std::vector<Subcommand> AddTop(CLI::App* app);
+std::vector<Subcommand> AddBench(CLI::App* app);
 
 }  // namespace gdpcache::command
 

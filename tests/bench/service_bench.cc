@@ -21,11 +21,13 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/command/bench/byte_pump.h"
+#include "client/command/bench/client_crowd.h"
+#include "client/command/bench/prefill_workload.h"
+#include "client/command/bench/statistics.h"
 #include "gdpcache/client.h"
 #include "kernels/backend.h"
-#include "tests/bench/byte_pump.h"
-#include "tests/bench/client_crowd.h"
-#include "tests/bench/prefill_workload.h"
+#include "tests/bench/kernel_workload.h"
 #include "tests/support/server_process.h"
 
 namespace gdpcache::bench {
@@ -36,14 +38,6 @@ constexpr double kTinyTarget = 1.5;
 constexpr double kSharedTarget = 1.1;
 constexpr double kCrowdTarget = 10;
 constexpr int kCrowd = 64;
-
-double Quantile(std::vector<double> values, double q) {
-  const auto nth = values.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(values.size() - 1));
-  std::nth_element(values.begin(), nth, values.end());
-  return *nth;
-}
-
-double Median(const std::vector<double>& values) { return Quantile(values, 0.5); }
 
 /// One way to reach the server, with a byte pump over the same kind of socket.
 struct Route {
@@ -85,7 +79,7 @@ struct StreamTimes {
   std::vector<double> ratio;  // prefill / (pump + kernel) of the same round
 };
 
-absl::Status MeasureStreamRound(PrefillWorkload& workload, kernels::Backend& backend, kernels::Stream& stream,
+absl::Status MeasureStreamRound(KernelWorkload& workload, kernels::Backend& backend, kernels::Stream& stream,
                                 Route& route, Lease& lease, StreamTimes& times) {
   const absl::StatusOr<absl::Duration> pump = route.pump->Run(workload.bytes_in(), workload.bytes_out());
   if (!pump.ok()) return pump.status();
@@ -102,7 +96,7 @@ absl::Status MeasureStreamRound(PrefillWorkload& workload, kernels::Backend& bac
 }
 
 /// The first round only warms up.
-absl::StatusOr<StreamTimes> MeasureStream(PrefillWorkload& workload, kernels::Backend& backend, Route& route,
+absl::StatusOr<StreamTimes> MeasureStream(KernelWorkload& workload, kernels::Backend& backend, Route& route,
                                           int rounds) {
   absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = backend.CreateStream();
   if (!stream.ok()) return stream.status();
@@ -157,7 +151,7 @@ struct SharedTimes {
 };
 
 /// Prefills on memory shared with the server and the bare recurrence, in turn. The first round only warms up.
-absl::StatusOr<SharedTimes> MeasureShared(PrefillWorkload& workload, kernels::Backend& backend, Route& route,
+absl::StatusOr<SharedTimes> MeasureShared(KernelWorkload& workload, kernels::Backend& backend, Route& route,
                                           int rounds) {
   absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = backend.CreateStream();
   if (!stream.ok()) return stream.status();
@@ -314,7 +308,7 @@ absl::Status RunStream(const Bench& bench) {
   std::printf("| prefill              | over | MB in  | MB out | pump ms | kernel ms | total ms | ratio |\n");
   std::printf("| -------------------- | ---- | ------ | ------ | ------- | --------- | -------- | ----- |\n");
   for (PrefillShape& shape : StreamShapes()) {
-    PrefillWorkload workload(std::move(shape));
+    KernelWorkload workload(std::move(shape));
     for (Route* route : {&bench.tcp, &bench.local}) {
       const absl::StatusOr<StreamTimes> times = MeasureStream(workload, bench.backend, *route, bench.options.rounds);
       if (!times.ok()) return times.status();
@@ -331,7 +325,7 @@ absl::Status RunShared(const Bench& bench) {
   std::vector<PrefillShape> shapes = StreamShapes();
   for (PrefillShape& shape : SharedShapes()) shapes.push_back(std::move(shape));
   for (PrefillShape& shape : shapes) {
-    PrefillWorkload workload(std::move(shape));
+    KernelWorkload workload(std::move(shape));
     const absl::StatusOr<SharedTimes> times = MeasureShared(workload, bench.backend, bench.local, bench.options.rounds);
     if (!times.ok()) return times.status();
     bench.report["shared"].push_back(ReportShared(workload, *times));

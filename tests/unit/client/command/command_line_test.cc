@@ -35,7 +35,7 @@ class NoServer {
 TEST(CommandLineTest, HelpIsCompleteAndSucceeds) {
   const ProgramResult main = RunClient("--help");
   EXPECT_EQ(main.exit_code, 0);
-  for (const std::string subcommand : {"replay", "info", "caches", "slots", "health"}) {
+  for (const std::string subcommand : {"replay", "info", "caches", "slots", "health", "bench"}) {
     EXPECT_THAT(main.output, HasSubstr("\n  " + subcommand));
     const ProgramResult help = RunClient(subcommand + " --help");
     EXPECT_EQ(help.exit_code, 0);
@@ -46,6 +46,11 @@ TEST(CommandLineTest, HelpIsCompleteAndSucceeds) {
   const ProgramResult replay = RunClient("replay --help");
   for (const std::string option : {"--input", "--output", "--check", "--transport"}) {
     EXPECT_THAT(replay.output, HasSubstr(option));
+  }
+  const ProgramResult bench = RunClient("bench --help");
+  for (const std::string option :
+       {"--model", "--tokens", "--clients", "--seconds", "--only", "--quick", "--output", "--plot"}) {
+    EXPECT_THAT(bench.output, HasSubstr(option));
   }
   for (const std::string subcommand : {"list", "create", "delete"}) {
     EXPECT_EQ(RunClient("caches " + subcommand + " --help").exit_code, 0);
@@ -80,6 +85,10 @@ TEST(CommandLineTest, WrongUsageIsTwoAndSaysWhy) {
       {"info --timeout nan", "'nan' is not a positive number of seconds"},
       {"replay", "--input is required"},
       {"replay --input x --transport pigeon", "'pigeon' is none of inline, unary, stream, shm"},
+      {"bench --only nonsense", "'nonsense' is in none of kernel/1, "},
+      {"bench --model 1x2", "'1x2' is not LAYERSxHEADSxKxV"},
+      {"bench --clients 1,0", "'0' is no number between 1 and 1024"},
+      {"bench --seconds 0", "'0' is not a positive number of seconds"},
       {"caches create", "NAME is required"},
       {"caches create m --slots 1 --heads 1 --key-dim 1 --value-dim 1 --state-dtype int8", "'int8' is none of"},
       {"caches create m --slots many --heads 1 --key-dim 1 --value-dim 1", "--slots"},
@@ -109,10 +118,10 @@ TEST(CommandLineTest, WrongUsageIsTwoAndSaysWhy) {
 TEST(CommandLineTest, AnAbsentServerIsOneAndIsNamed) {
   const NoServer nobody;
   const std::string replay = std::string("replay --input ") + GDPCACHE_GOLDEN_DIRECTORY + "/chunk16.safetensors";
-  for (const std::string& subcommand :
-       std::vector<std::string>{"info", "caches", "caches list", "slots", "slots model", "health", "caches delete m",
-                                "snapshots list m", "snapshots delete m 00112233445566778899001122334455",
-                                "caches create m --slots 1 --heads 1 --key-dim 1 --value-dim 1", replay}) {
+  for (const std::string& subcommand : std::vector<std::string>{
+           "info", "caches", "caches list", "slots", "slots model", "health", "bench", "caches delete m",
+           "snapshots list m", "snapshots delete m 00112233445566778899001122334455",
+           "caches create m --slots 1 --heads 1 --key-dim 1 --value-dim 1", replay}) {
     const ProgramResult outcome = RunClient(subcommand + nobody.option());
     EXPECT_EQ(outcome.exit_code, 1) << subcommand;
     EXPECT_THAT(outcome.errors, HasSubstr("UNAVAILABLE: server unix:")) << subcommand;

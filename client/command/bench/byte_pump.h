@@ -1,5 +1,5 @@
-#ifndef GDPCACHE_TESTS_BENCH_BYTE_PUMP_H_
-#define GDPCACHE_TESTS_BENCH_BYTE_PUMP_H_
+#ifndef GDPCACHE_CLIENT_COMMAND_BENCH_BYTE_PUMP_H_
+#define GDPCACHE_CLIENT_COMMAND_BENCH_BYTE_PUMP_H_
 
 #include <cstdint>
 #include <memory>
@@ -28,4 +28,4 @@ class BytePump {
 
 }  // namespace gdpcache::bench
 
-#endif  // GDPCACHE_TESTS_BENCH_BYTE_PUMP_H_
+#endif  // GDPCACHE_CLIENT_COMMAND_BENCH_BYTE_PUMP_H_

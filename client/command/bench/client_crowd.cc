@@ -1,4 +1,4 @@
-#include "tests/bench/client_crowd.h"
+#include "client/command/bench/client_crowd.h"
 
 #include <time.h>
 
@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/command/bench/interruption.h"
 #include "gdpcache/client.h"
 
 namespace gdpcache::bench {
@@ -29,7 +30,7 @@ struct Member {
 };
 
 absl::StatusOr<Member> MakeMember(const CrowdPlan& plan, const std::string& cache, std::int64_t slots) {
-  absl::StatusOr<Client> client = Client::Connect(plan.server);
+  absl::StatusOr<Client> client = Client::Connect(plan.server, plan.client_options);
   if (!client.ok()) return client.status();
   auto workload = std::make_unique<PrefillWorkload>(plan.shape);
   CacheGeometry geometry = workload->geometry();
@@ -74,7 +75,7 @@ absl::StatusOr<CrowdTimes> MeasureCrowd(const CrowdPlan& plan, int clients, Cach
   for (int i = 0; i < clients; ++i) {
     const bool one = caches == Caches::kOne;
     absl::StatusOr<Member> member =
-        MakeMember(plan, one ? "bench/crowd" : absl::StrCat("bench/crowd/", i), one ? clients : 1);
+        MakeMember(plan, one ? plan.cache : absl::StrCat(plan.cache, "/", i), one ? clients : 1);
     if (!member.ok()) return member.status();
     members.push_back(*std::move(member));
   }
@@ -94,17 +95,18 @@ absl::StatusOr<CrowdTimes> MeasureCrowd(const CrowdPlan& plan, int clients, Cach
     });
   }
   ready.arrive_and_wait();
-  absl::SleepFor(plan.duration / 4);  // connections, threads and memory settle
+  SleepUnlessInterrupted(plan.duration / 4);  // connections, threads and memory settle
   counting = true;
   const absl::Time start = absl::Now();
   const absl::Duration server_start = ProcessorTime(plan.server_process);
   const absl::Duration client_start = ProcessorTime(0);
-  absl::SleepFor(plan.duration);
+  SleepUnlessInterrupted(plan.duration);
   over = true;
   const absl::Duration counted = absl::Now() - start;
   const absl::Duration server = ProcessorTime(plan.server_process) - server_start;
   const absl::Duration client = ProcessorTime(0) - client_start;
   for (std::thread& thread : threads) thread.join();
+  if (absl::Status status = CheckInterruption(); !status.ok()) return status;
   CrowdTimes times;
   for (const Member& member : members) {
     if (!member.status.ok()) return member.status;

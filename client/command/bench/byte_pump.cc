@@ -1,4 +1,4 @@
-#include "tests/bench/byte_pump.h"
+#include "client/command/bench/byte_pump.h"
 
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/generic/generic_stub.h>

@@ -1,5 +1,5 @@
-#ifndef GDPCACHE_TESTS_BENCH_CLIENT_CROWD_H_
-#define GDPCACHE_TESTS_BENCH_CLIENT_CROWD_H_
+#ifndef GDPCACHE_CLIENT_COMMAND_BENCH_CLIENT_CROWD_H_
+#define GDPCACHE_CLIENT_COMMAND_BENCH_CLIENT_CROWD_H_
 
 #include <sys/types.h>
 
@@ -8,7 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "tests/bench/prefill_workload.h"
+#include "client/command/bench/prefill_workload.h"
+#include "gdpcache/options.h"
 
 namespace gdpcache::bench {
 
@@ -30,15 +31,18 @@ enum class CrowdCall { kEmpty, kInline, kShared };
 
 struct CrowdPlan {
   std::string server;
+  ClientOptions client_options = {};
   pid_t server_process = 0;
+  std::string cache = "bench/crowd";
   PrefillShape shape;  // a single sequence
   CrowdCall call = CrowdCall::kEmpty;
   absl::Duration duration;
 };
 
 /// `clients` threads, each with a connection, a session, a slot and tensors of its own, call one behind the other.
+/// CANCELLED when interrupted.
 absl::StatusOr<CrowdTimes> MeasureCrowd(const CrowdPlan& plan, int clients, Caches caches);
 
 }  // namespace gdpcache::bench
 
-#endif  // GDPCACHE_TESTS_BENCH_CLIENT_CROWD_H_
+#endif  // GDPCACHE_CLIENT_COMMAND_BENCH_CLIENT_CROWD_H_
