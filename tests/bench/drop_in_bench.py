@@ -8,13 +8,12 @@ that does next to nothing (a session's renewal), one behind the other; `empty be
 function before each, so that neither processor has it in its caches. `alone` is a call that is waited for, of which
 `before`, `rpc`, `after` and `wait` are this package's work, the RPC, this package's work again, and waiting for the
 GPU, if there is one; `in a row` is one of many that are waited for together. `kernel` is the recurrence alone: on a GPU
-the time between two marks on the caller's stream with one call between them, on the CPU what the server says. `ratio`
-is (alone - kernel) / empty, `ratio between` the same with the other empty RPC.
+what events before and behind a call that has to wait for the GPU see, on the CPU what the server says. `ratio` is
+(alone - kernel) / empty, `ratio between` the same with the other empty RPC.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import statistics
@@ -196,25 +195,24 @@ def run(client: gdpcache.Client, library: Any, shape: Shape) -> dict[str, Any]:
 def kernel_us(
     library: Any, session: gdpcache.Session, slots: list[int], arguments: dict[str, Any], householder: int
 ) -> float:
-    """Of the recurrence alone. On the GPU the caller's stream waits for the server's event, so events of its own around
-    many calls queued behind a long kernel show how long each occupies the GPU."""
+    """Of the recurrence alone. On the GPU the call waits behind something longer than all that the host has to do, so
+    that events before and behind it see nothing but the GPU's work."""
     call = gdpcache.PrefillCall(
         **arguments, state_indices=slots, states=gdpcache.States.ALL, num_householder=householder
     )
     if library is np:
         return statistics.median(session.prefill(call).timing.compute for _ in range(300)) * 1e6
     busy = library.zeros(8192, 8192, device="cuda", dtype=library.bfloat16)
-    marks = [library.cuda.Event(enable_timing=True) for _ in range(ROW + 1)]
+    before, behind = (library.cuda.Event(enable_timing=True) for _ in range(2))
     times: list[float] = []
-    for _ in range(5):
-        for _ in range(40):  # longer than it takes to queue what follows
-            busy = busy @ busy
-        marks[0].record()
-        for mark in marks[1:]:
-            session.prefill(call)
-            mark.record()
+    for _ in range(ROW):
+        for _ in range(10):  # some 15 ms
+            library.matmul(busy, busy)
+        before.record()
+        session.prefill(call)
+        behind.record()
         library.cuda.synchronize()
-        times += [first.elapsed_time(second) * 1e3 for first, second in itertools.pairwise(marks)]
+        times.append(before.elapsed_time(behind) * 1e3)
     return statistics.median(times)
 
 
