@@ -7,9 +7,10 @@ Times are wall-clock microseconds, medians; rounds of what is compared take turn
 that does next to nothing (a session's renewal), one behind the other; `empty between` the same with a call of the
 function before each, so that neither processor has it in its caches. `alone` is a call that is waited for, of which
 `before`, `rpc`, `after` and `wait` are this package's work, the RPC, this package's work again, and waiting for the
-GPU, if there is one; `in a row` is one of many that are waited for together. `kernel` is the recurrence alone: on a GPU
-what events before and behind a call that has to wait for the GPU see, on the CPU what the server says. `ratio` is
-(alone - kernel) / empty, `ratio between` the same with the other empty RPC.
+GPU, if there is one; `in a row` is one of many that are waited for together. `compute` is on the CPU the recurrence
+alone, as the server tells it, and on a GPU what the caller's stream sees of a call that is queued behind other work: the
+recurrence, and the GPU's way from this process to the server's and back. `ratio` is (alone - compute) / empty, `ratio
+between` the same with the other empty RPC.
 """
 
 from __future__ import annotations
@@ -185,18 +186,18 @@ def run(client: gdpcache.Client, library: Any, shape: Shape) -> dict[str, Any]:
                 synchronize()
                 note(f"{call_name} in a row", (time.perf_counter() - begin) / ROW)
         row |= {column: median_us(values) for column, values in times.items()}
-        row["kernel"] = kernel_us(library, session, slots, arguments, m)
-        overhead = row["drop-in alone"] - row["kernel"]
+        row["compute"] = compute_us(library, session, slots, arguments, m)
+        overhead = row["drop-in alone"] - row["compute"]
         row["ratio"], row["ratio between"] = overhead / row["empty alone"], overhead / row["empty between"]
         assert len(session.transports_used) == 1
     return row
 
 
-def kernel_us(
+def compute_us(
     library: Any, session: gdpcache.Session, slots: list[int], arguments: dict[str, Any], householder: int
 ) -> float:
-    """Of the recurrence alone. On the GPU the call waits behind something longer than all that the host has to do, so
-    that events before and behind it see nothing but the GPU's work."""
+    """Without the host's part: on the GPU the call waits behind something longer than all that the host has to do, so
+    that events before and behind it see only the GPU's."""
     call = gdpcache.PrefillCall(
         **arguments, state_indices=slots, states=gdpcache.States.ALL, num_householder=householder
     )
