@@ -2,27 +2,9 @@
 
 namespace gdpcache::rpc {
 
-void UnaryReactor::Answer(const grpc::Status& status) {
-  std::unique_lock lock(mutex_);
-  answering_ = std::this_thread::get_id();
-  Finish(status);
-  answering_ = std::thread::id();
-  if (!done_) return;
-  lock.unlock();
-  delete this;
-}
-
-void UnaryReactor::OnCancel() {
-  if (BelowAnswer()) return;
-  Cancelled();
-}
-
-void UnaryReactor::OnDone() {
-  if (BelowAnswer()) {
-    done_ = true;
-    return;
-  }
-  { const std::lock_guard lock(mutex_); }  // behind whoever has answered
+void UnaryReactor::Leave() {
+  if (users_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  { const std::lock_guard lock(mutex_); }  // behind a cancellation
   delete this;
 }
 

@@ -70,15 +70,16 @@ TEST_F(UnaryReactorTest, ItGoesWhenTheCallIsDone) {
   reactor->OnDone();
 }
 
-TEST_F(UnaryReactorTest, ACallMayBeDoneBelowItsAnswer) {
+TEST_F(UnaryReactorTest, ACallMayBeCancelledAndDoneBelowItsAnswer) {
   auto* const reactor = new Reactor(cancelled_, alive_);
-  FakeCall call([reactor] {
+  FakeCall call([this, reactor] {
     reactor->OnCancel();
     reactor->OnDone();
+    EXPECT_EQ(alive_, 1);
   });
   call.Bind(*reactor);
   reactor->Answer(grpc::Status::OK);
-  EXPECT_EQ(cancelled_, 0);  // too late to matter
+  EXPECT_EQ(cancelled_, 1);
 }
 
 TEST_F(UnaryReactorTest, ACancellationIsPassedOn) {
