@@ -31,20 +31,36 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::Run(int max_helpers, absl::FunctionRef<void()> work) {
   const int helpers = std::min(max_helpers, threads() - 1);
-  if (helpers <= 0) return work();
+  ++callers_;
+  if (helpers <= 0) {
+    work();
+  } else {
+    RunWithHelpers(helpers, work);
+  }
+  --callers_;
+  if (calls_waiting_ > 0) call_waiting_.notify_one();
+}
+
+void ThreadPool::RunWithHelpers(int helpers, absl::FunctionRef<void()> work) {
   Call call{.work = work, .helpers_wanted = helpers};
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_.push_back(&call);
+    ++calls_waiting_;
   }
-  if (helpers == 1) {
-    call_waiting_.notify_one();
-  } else {
+  // Only now: whoever leaves from here on sees the call.
+  const int woken = std::min(helpers, threads() - callers_);
+  if (woken > 1) {
     call_waiting_.notify_all();
+  } else if (woken == 1) {
+    call_waiting_.notify_one();
   }
   work();
   std::unique_lock<std::mutex> lock(mutex_);
-  if (call.helpers_wanted > 0) waiting_.remove(&call);
+  if (call.helpers_wanted > 0) {
+    waiting_.remove(&call);
+    --calls_waiting_;
+  }
   helper_done_.wait(lock, [&] { return call.helpers_working == 0; });
 }
 
@@ -55,7 +71,10 @@ void ThreadPool::HelperLoop() {
     if (waiting_.empty()) return;
     Call& call = *waiting_.front();
     ++call.helpers_working;
-    if (--call.helpers_wanted == 0) waiting_.pop_front();
+    if (--call.helpers_wanted == 0) {
+      waiting_.pop_front();
+      --calls_waiting_;
+    }
     lock.unlock();
     call.work();
     lock.lock();

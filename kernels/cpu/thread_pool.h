@@ -1,6 +1,7 @@
 #ifndef GDPCACHE_KERNELS_CPU_THREAD_POOL_H_
 #define GDPCACHE_KERNELS_CPU_THREAD_POOL_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <list>
 #include <memory>
@@ -14,7 +15,8 @@
 namespace gdpcache::kernels::cpu {
 
 /// Threads that help their callers. Any number of threads may call Run at once; each also works on its own call, so
-/// that none waits for helpers that are busy elsewhere.
+/// that none waits for helpers that are busy elsewhere. While there are as many callers as threads, helpers are left
+/// asleep, for they would only take turns with them; a caller that leaves wakes one in its place.
 class ThreadPool {
  public:
   /// A pool whose calls run on up to `threads` threads, the caller's included. RESOURCE_EXHAUSTED when the system
@@ -40,12 +42,15 @@ class ThreadPool {
   };
 
   ThreadPool() = default;
+  void RunWithHelpers(int helpers, absl::FunctionRef<void()> work);
   void HelperLoop();
 
   std::mutex mutex_;
   std::condition_variable call_waiting_;
   std::condition_variable helper_done_;
   std::list<Call*> waiting_;  // calls that want helpers, oldest first
+  std::atomic<int> callers_ = 0;
+  std::atomic<int> calls_waiting_ = 0;  // the size of waiting_
   bool stopping_ = false;
   std::vector<std::thread> helpers_;
 };

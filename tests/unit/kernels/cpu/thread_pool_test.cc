@@ -48,6 +48,35 @@ TEST(ThreadPoolTest, HelpersWorkAtTheSameTimeAsTheCaller) {
   EXPECT_EQ(workers.count(std::this_thread::get_id()), 1U);
 }
 
+TEST(ThreadPoolTest, ACallerThatLeavesSendsAHelperToAnother) {
+  const auto pool = ThreadPool::Create(2);
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool first_is_here = false;
+  int on_second = 0;
+  std::thread first([&] {
+    (*pool)->Run(0, [&] {
+      std::unique_lock<std::mutex> lock(mutex);
+      first_is_here = true;
+      changed.notify_all();
+      changed.wait(lock, [&] { return on_second > 0; });
+    });
+  });
+  {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return first_is_here; });
+  }
+  (*pool)->Run(1, [&] {
+    std::unique_lock<std::mutex> lock(mutex);
+    ++on_second;
+    changed.notify_all();
+    changed.wait(lock, [&] { return on_second == 2; });
+  });
+  first.join();
+  EXPECT_EQ(on_second, 2);
+}
+
 TEST(ThreadPoolTest, CallsFromManyThreadsAllFinish) {
   const auto pool = ThreadPool::Create(3);
   ASSERT_TRUE(pool.ok()) << pool.status();
