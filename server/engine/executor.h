@@ -4,12 +4,13 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -31,19 +32,29 @@ class MergeableTask {
   /// How much of what may be done together this is, from 0 to 1.
   virtual double share() const = 0;
 
-  /// Does `tasks`, of which this is the first and merges with every other.
-  virtual void RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks, kernels::Stream& stream) = 0;
+  /// Does `tasks`, of which this is the first and merges with every other. Returns what tells their outcomes, which
+  /// runs, on the same thread, after the next ones like them may have begun.
+  virtual absl::AnyInvocable<void()> RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks,
+                                               kernels::Stream& stream) = 0;
 };
 
 /// Runs work on a few threads, each task with a stream of its own. Tasks run to completion and never wait for another
 /// task. Owners (sessions) take turns: whoever has much waiting delays others by no more than one task. A worker that
-/// takes a mergeable task takes others that wait and merge with it, too, from each owner in turn: nothing waits for the
-/// sake of being merged. Thread-safe.
+/// takes a mergeable task takes others that wait and merge with it, too, from each owner in turn. While two workers do
+/// such tasks, others that merge with them wait for one of the two, and so find company. Thread-safe.
 class Executor {
  public:
   using Task = absl::AnyInvocable<void(kernels::Stream&)>;
   using Owner = std::uint64_t;         // a session's key
   static constexpr Owner kNobody = 0;  // of work that belongs to no session
+
+  /// When a task may run on the thread that submits it, before Submit returns, if a stream is left for it.
+  enum class Here : std::uint8_t {
+    kNever,
+    kWhenIdle,  // nothing waits or runs, nor does another such task: for work that is short beside the caller's other
+                // duties
+    kAlways,    // for work that is done sooner than a worker would wake up
+  };
 
   /// `workers` threads; fails when the backend cannot make a stream.
   static absl::StatusOr<std::unique_ptr<Executor>> Create(kernels::Backend& backend, int workers);
@@ -52,13 +63,9 @@ class Executor {
   /// Runs what has been submitted, then stops.
   ~Executor();
 
-  /// Runs `task` on a worker. An owner's tasks start in the order they were submitted, but for those that merge.
-  void Submit(Owner owner, Task task);
-  void Submit(Owner owner, std::shared_ptr<MergeableTask> task);
-
-  /// Runs `task` on this thread before it returns, for work that is done sooner than a worker would wake up; on a
-  /// worker when all streams kept for this are taken.
-  void RunHere(Owner owner, Task task);
+  /// An owner's tasks start on workers in the order they were submitted, but for those that merge.
+  void Submit(Owner owner, Task task, Here here = Here::kNever);
+  void Submit(Owner owner, std::shared_ptr<MergeableTask> task, Here here = Here::kNever);
 
   /// Tasks that are being run, each of those that have been merged.
   std::int64_t running() const;
@@ -70,20 +77,47 @@ class Executor {
     std::shared_ptr<MergeableTask> mergeable;
   };
 
+  /// An owner's tasks that wait.
+  struct Queue {
+    Owner owner;
+    std::list<Waiting> tasks;
+  };
+
+  /// What a worker does next: `task` or, if that is null, `merged`.
+  struct Taken {
+    Task task;
+    std::vector<std::shared_ptr<MergeableTask>> merged;
+  };
+
   Executor() = default;
-  void Submit(Owner owner, Waiting waiting);
-  Waiting TakeLocked();
+  void Submit(Owner owner, Waiting waiting, Here here);
+  void RunHere(Waiting waiting, Here here, std::unique_ptr<kernels::Stream> stream);
+  /// Whether enough workers do tasks like `waiting` already.
+  bool HasToWaitLocked(const Waiting& waiting) const;
+  /// The owner whose turn it is, of those whose next task need not wait.
+  std::deque<Queue*>::iterator NextLocked();
+  Taken TakeLocked(std::deque<Queue*>::iterator turn);
   /// `first` and what merges with it.
   std::vector<std::shared_ptr<MergeableTask>> CollectLocked(std::shared_ptr<MergeableTask> first);
+  /// Whether the caller is to wake a worker, by notifying one. One at a time is on its way: it may take all there is,
+  /// and if not, it calls the next.
+  bool CallsWorkerLocked();
   void Work(kernels::Stream& stream);
+  void RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks, kernels::Stream& stream);
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  absl::flat_hash_map<Owner, std::deque<Waiting>> waiting_;  // none is empty
-  std::deque<Owner> turns_;                                  // of waiting_, each once; the next one first
+  mutable std::mutex mutex_;                   // guards what follows, up to wake_
+  absl::node_hash_map<Owner, Queue> waiting_;  // none is empty
+  std::deque<Queue*> turns_;                   // of waiting_, each once; the next one first
+  std::vector<const MergeableTask*> merging_;  // the first of those that each worker does together
+  int sleeping_ = 0;                           // workers
+  int called_ = 0;                             // of those, on their way
+  int busy_ = 0;                               // workers, and threads that run kWhenIdle tasks
   std::int64_t running_ = 0;
   bool stopping_ = false;
-  std::vector<std::unique_ptr<kernels::Stream>> spare_streams_;   // for RunHere
+  std::vector<std::unique_ptr<kernels::Stream>> spare_streams_;  // for tasks that run on their submitter's thread
+
+  // Shared with whoever wakes a worker, for the executor may go as soon as the task is done.
+  const std::shared_ptr<std::condition_variable> wake_ = std::make_shared<std::condition_variable>();
   std::vector<std::unique_ptr<kernels::Stream>> worker_streams_;  // fixed after Create
   std::vector<std::thread> workers_;
 };

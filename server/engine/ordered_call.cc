@@ -47,8 +47,7 @@ void OrderedCall::TakePlaces(bool may_run_here) {
   }
   Lock lock(mutex_);
   state_ = State::kActive;
-  // Where a device does the work, it lasts longer than the caller's thread may wait.
-  AdvanceLocked(std::move(lock), may_run_here && IsSmall() && environment_.device_staging == nullptr);
+  AdvanceLocked(std::move(lock), may_run_here);
 }
 
 void OrderedCall::Ready() {
@@ -94,12 +93,13 @@ void OrderedCall::AdvanceLocked(Lock lock, bool may_run_here) {
   busy_ = true;
   lock.unlock();
   const Executor::Owner owner = context_.session->key();
-  auto step = [self = shared_from_this()](kernels::Stream& stream) { self->StepDone(self->RunStep(stream)); };
-  if (may_run_here) return environment_.executor.RunHere(owner, std::move(step));
-  if (MergeableTask* const mergeable = AsMergeable(); mergeable != nullptr) {
-    return environment_.executor.Submit(owner, std::shared_ptr<MergeableTask>(shared_from_this(), mergeable));
+  const Executor::Here here = may_run_here ? MayRunHere() : Executor::Here::kNever;
+  MergeableTask* const mergeable = here == Executor::Here::kAlways ? nullptr : AsMergeable();
+  if (mergeable != nullptr) {
+    return environment_.executor.Submit(owner, std::shared_ptr<MergeableTask>(shared_from_this(), mergeable), here);
   }
-  environment_.executor.Submit(owner, std::move(step));
+  environment_.executor.Submit(
+      owner, [self = shared_from_this()](kernels::Stream& stream) { self->StepDone(self->RunStep(stream)); }, here);
 }
 
 void OrderedCall::StepDone(const absl::StatusOr<bool>& complete) {

@@ -15,6 +15,7 @@
 #include "server/cache/slot_sequencer.h"
 #include "server/engine/call.h"
 #include "server/engine/environment.h"
+#include "server/engine/executor.h"
 
 namespace gdpcache::engine {
 
@@ -61,9 +62,12 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   /// One step, without the mutex. True when the call is complete. Must change no slot before BeginCommit.
   virtual absl::StatusOr<bool> RunStep(kernels::Stream& stream) = 0;
 
-  /// Whether the first step takes so little that it may run on the thread that starts the call, if no other call is
-  /// ahead.
-  virtual bool IsSmall() const { return false; }
+  /// Whether the first step, if no other call is ahead, may run on the thread that starts the call.
+  virtual Executor::Here MayRunHere() const { return Executor::Here::kNever; }
+  /// For a few copies within the cache. A device takes longer for them than the thread may wait.
+  Executor::Here HereIfSmall(bool is_small) const {
+    return is_small && environment_.device_staging == nullptr ? Executor::Here::kAlways : Executor::Here::kNever;
+  }
 
   /// This call where its next step can be done together with those of others, else nullptr. Whoever does it tells the
   /// outcome by StepDone.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -53,6 +54,9 @@ class PrefillBatch {
     decays_.clear();
     host_block_.Reset();
     device_block_.Reset();
+  }
+
+  void Tell() {
     for (Member& member : members_) {
       if (member.status.ok()) {
         member.call->StepDone(true);
@@ -302,8 +306,11 @@ class PrefillBatch {
   std::vector<Result> results_;
 };
 
-void RunPrefillBatch(const Environment& environment, absl::Span<UnaryPrefill* const> calls, kernels::Stream& stream) {
-  PrefillBatch(environment, stream).Run(calls);
+absl::AnyInvocable<void()> RunPrefillBatch(const Environment& environment, absl::Span<UnaryPrefill* const> calls,
+                                           kernels::Stream& stream) {
+  auto batch = std::make_unique<PrefillBatch>(environment, stream);
+  batch->Run(calls);
+  return [batch = std::move(batch)] { batch->Tell(); };
 }
 
 }  // namespace gdpcache::engine

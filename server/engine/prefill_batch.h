@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"
 #include "server/engine/environment.h"
@@ -10,11 +11,12 @@
 
 namespace gdpcache::engine {
 
-/// Does the steps of prefills that merge (UnaryPrefill::MergesWith) in one launch, and tells each its outcome: what is
-/// wrong with one is no matter of the others. Their descriptors are put one behind the other; tensors are copied only
-/// where the arithmetic does not reach them, and then all together. A sequence's results do not depend on what else is
-/// in a launch, so they are the same bits as alone.
-void RunPrefillBatch(const Environment& environment, absl::Span<UnaryPrefill* const> calls, kernels::Stream& stream);
+/// Does the steps of prefills that merge (UnaryPrefill::MergesWith) in one launch, and returns what tells each its
+/// outcome: what is wrong with one is no matter of the others. Their descriptors are put one behind the other; tensors
+/// are copied only where the arithmetic does not reach them, and then all together. A sequence's results do not depend
+/// on what else is in a launch, so they are the same bits as alone.
+absl::AnyInvocable<void()> RunPrefillBatch(const Environment& environment, absl::Span<UnaryPrefill* const> calls,
+                                           kernels::Stream& stream);
 
 }  // namespace gdpcache::engine
 

@@ -37,7 +37,9 @@ class AcquireSlotsCall final : public OneStepCall {
     return Places{AllLayers(cache().geometry()), slots_};
   }
 
-  bool IsSmall() const override { return count_ <= kSmallBytes / SlotBytes(cache().geometry()); }
+  Executor::Here MayRunHere() const override {
+    return HereIfSmall(count_ <= kSmallBytes / SlotBytes(cache().geometry()));
+  }
 
   absl::Status Execute(kernels::Stream& stream) override {
     if (absl::Status status = BeginCommit(); !status.ok()) return status;
@@ -76,7 +78,7 @@ class ReleaseSlotsCall final : public OneStepCall {
     }
     return Places{AllLayers(cache().geometry()), slots_};
   }
-  bool IsSmall() const override { return true; }
+  Executor::Here MayRunHere() const override { return Executor::Here::kAlways; }
   bool IsCancellable() const override { return false; }
   absl::Status Execute(kernels::Stream&) override {
     cache().slots().FinishRelease(slots_);
@@ -101,8 +103,8 @@ class ResetSlotsCall final : public OneStepCall {
     return Places{AllLayers(cache().geometry()), slots_};
   }
 
-  bool IsSmall() const override {
-    return static_cast<std::int64_t>(slots_.size()) <= kSmallBytes / SlotBytes(cache().geometry());
+  Executor::Here MayRunHere() const override {
+    return HereIfSmall(static_cast<std::int64_t>(slots_.size()) <= kSmallBytes / SlotBytes(cache().geometry()));
   }
 
   absl::Status Execute(kernels::Stream& stream) override {
@@ -152,8 +154,9 @@ class CopySlotsCall final : public OneStepCall {
     return Places{AllLayers(cache().geometry()), {named.begin(), named.end()}};
   }
 
-  bool IsSmall() const override {
-    return static_cast<std::int64_t>(moves_.size() + aside_.size()) <= kSmallBytes / SlotBytes(cache().geometry());
+  Executor::Here MayRunHere() const override {
+    return HereIfSmall(static_cast<std::int64_t>(moves_.size() + aside_.size()) <=
+                       kSmallBytes / SlotBytes(cache().geometry()));
   }
 
   absl::Status Execute(kernels::Stream& stream) override {

@@ -33,8 +33,8 @@ class SaveSnapshotsCall final : public OneStepCall {
     return Places{AllLayers(cache().geometry()), {slots.begin(), slots.end()}};
   }
 
-  bool IsSmall() const override {
-    return static_cast<std::int64_t>(saves_.size()) <= kSmallBytes / SlotBytes(cache().geometry());
+  Executor::Here MayRunHere() const override {
+    return HereIfSmall(static_cast<std::int64_t>(saves_.size()) <= kSmallBytes / SlotBytes(cache().geometry()));
   }
 
   absl::Status Execute(kernels::Stream& stream) override {
@@ -156,8 +156,8 @@ class RestoreSnapshotsCall final : public OneStepCall {
     return Places{AllLayers(cache().geometry()), slots_};
   }
 
-  bool IsSmall() const override {
-    return static_cast<std::int64_t>(slots_.size()) <= kSmallBytes / SlotBytes(cache().geometry());
+  Executor::Here MayRunHere() const override {
+    return HereIfSmall(static_cast<std::int64_t>(slots_.size()) <= kSmallBytes / SlotBytes(cache().geometry()));
   }
 
   absl::Status Execute(kernels::Stream& stream) override {

@@ -17,19 +17,21 @@
 namespace gdpcache::engine {
 namespace {
 
-// A launch below both is over in about the time that waking a worker takes.
-constexpr double kSmallFlops = 2e6;
-constexpr std::int64_t kSmallBytes = std::int64_t{512} << 10;
-
-// What is merged into one launch: about a millisecond's work, so that nobody waits longer for the others than the
-// launches that are saved would have taken.
-struct MergeLimits {
+/// Work that takes at most so much of everything.
+struct WorkLimits {
   double flops;
   double copied_bytes;   // gathered by the host
   double touched_bytes;  // by the arithmetic
 };
-constexpr MergeLimits kUnifiedMerge = {.flops = 5e7, .copied_bytes = 1e9, .touched_bytes = 16e6};
-constexpr MergeLimits kDeviceMerge = {.flops = 2e10, .copied_bytes = 8e6, .touched_bytes = 512e6};
+// Over in about the time that waking a worker takes, where the processor does it.
+constexpr WorkLimits kTiny = {.flops = 2e6, .copied_bytes = 1e9, .touched_bytes = 1e6};
+// Over in about 100 us: the next token of a layer's states, for a few sequences.
+constexpr WorkLimits kUnifiedSmall = {.flops = 1e7, .copied_bytes = 1e9, .touched_bytes = 5e6};
+constexpr WorkLimits kDeviceSmall = {.flops = 1e9, .copied_bytes = 1e6, .touched_bytes = 64e6};
+// What is merged into one launch: about a millisecond's work, so that nobody waits longer for the others than the
+// launches that are saved would have taken.
+constexpr WorkLimits kUnifiedMerge = {.flops = 5e7, .copied_bytes = 1e9, .touched_bytes = 16e6};
+constexpr WorkLimits kDeviceMerge = {.flops = 2e10, .copied_bytes = 8e6, .touched_bytes = 512e6};
 // A call beyond this gains nothing.
 constexpr double kLargestMergedShare = 0.5;
 
@@ -41,12 +43,23 @@ std::int64_t StatesBytes(const PrefillPlan& plan) {
   return plan.sequence_count() * StateBytes(plan, kernels::DataType::kFloat32);
 }
 
-double MergedShare(const Environment& environment, const PrefillRequest& request, const PrefillPlan& plan) {
-  const MergeLimits& limits = environment.device_staging == nullptr ? kUnifiedMerge : kDeviceMerge;
+/// 1 for as much as `limits` allow.
+double Share(const WorkLimits& limits, const PrefillRequest& request, const PrefillPlan& plan) {
   const auto touched = static_cast<double>(InputBytes(plan)) + static_cast<double>(plan.output_bytes()) +
                        2.0 * static_cast<double>(StatesBytes(plan));
   return std::max({plan.flops() / limits.flops, static_cast<double>(HostBytes(request, plan)) / limits.copied_bytes,
                    touched / limits.touched_bytes});
+}
+
+double MergedShare(const Environment& environment, const PrefillRequest& request, const PrefillPlan& plan) {
+  return Share(environment.device_staging == nullptr ? kUnifiedMerge : kDeviceMerge, request, plan);
+}
+
+Executor::Here WhereToRun(const Environment& environment, const PrefillRequest& request, const PrefillPlan& plan) {
+  const bool is_unified = environment.device_staging == nullptr;
+  if (is_unified && Share(kTiny, request, plan) <= 1.0) return Executor::Here::kAlways;
+  if (Share(is_unified ? kUnifiedSmall : kDeviceSmall, request, plan) <= 1.0) return Executor::Here::kWhenIdle;
+  return Executor::Here::kNever;
 }
 
 bool SameShape(const kernels::RecurrenceShape& a, const kernels::RecurrenceShape& b) {
@@ -100,6 +113,7 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
       done_event_(request.done_event),
       regions_(request.regions),
       has_snapshots_(!request.snapshots.empty()),
+      here_(WhereToRun(environment, request, plan_)),
       share_(MergedShare(environment, request, plan_)),
       staging_(std::move(staging)),
       device_staging_(std::move(device_staging)),
@@ -108,8 +122,10 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
 
 absl::StatusOr<Places> UnaryPrefill::Arrive() { return TakeSlots(plan_, context(), cache()); }
 
-bool UnaryPrefill::IsSmall() const {
-  return plan_.flops() <= kSmallFlops && InputBytes(plan_) + plan_.output_bytes() + StatesBytes(plan_) <= kSmallBytes;
+Executor::Here UnaryPrefill::MayRunHere() const { return WaitsForClient() ? Executor::Here::kNever : here_; }
+
+bool UnaryPrefill::WaitsForClient() const {
+  return ready_event_ != nullptr && !environment().backend.memory_sharing()->HasHappened(ready_event_->data());
 }
 
 MergeableTask* UnaryPrefill::AsMergeable() {
@@ -117,8 +133,7 @@ MergeableTask* UnaryPrefill::AsMergeable() {
   if (plan_.natural_decay && memory_.on_device.g) return nullptr;  // has to come to the host first
   // A done event is worth an early answer, even without company.
   if (share_ > kLargestMergedShare && done_event_ == nullptr) return nullptr;
-  waits_for_client_ =
-      ready_event_ != nullptr && !environment().backend.memory_sharing()->HasHappened(ready_event_->data());
+  waits_for_client_ = WaitsForClient();
   return this;
 }
 
@@ -129,11 +144,12 @@ bool UnaryPrefill::MergesWith(const MergeableTask& other) const {
          SameShape(prefill->plan_.shape, plan_.shape);
 }
 
-void UnaryPrefill::RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks, kernels::Stream& stream) {
+absl::AnyInvocable<void()> UnaryPrefill::RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks,
+                                                   kernels::Stream& stream) {
   std::vector<UnaryPrefill*> calls;
   calls.reserve(tasks.size());
   for (const std::shared_ptr<MergeableTask>& task : tasks) calls.push_back(static_cast<UnaryPrefill*>(task.get()));
-  RunPrefillBatch(environment(), calls, stream);
+  return RunPrefillBatch(environment(), calls, stream);
 }
 
 absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {

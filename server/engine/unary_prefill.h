@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -45,7 +46,8 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
 
   bool MergesWith(const MergeableTask& other) const override;
   double share() const override { return std::min(share_, 1.0); }
-  void RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks, kernels::Stream& stream) override;
+  absl::AnyInvocable<void()> RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks,
+                                       kernels::Stream& stream) override;
 
  private:
   friend class PrefillBatch;
@@ -55,7 +57,9 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
                PrefillDone done);
 
   absl::StatusOr<Places> Arrive() override;
-  bool IsSmall() const override;
+  Executor::Here MayRunHere() const override;
+  /// Whether the GPU has to wait for the client's before it can start.
+  bool WaitsForClient() const;
   absl::Status Execute(kernels::Stream& stream) override;
   /// Puts the call's decays, which are natural logarithms, into `converted`, in host memory, and `memory` onto that.
   absl::Status ConvertDecay(SegmentMemory& memory, float* converted, kernels::Stream& stream) const;
@@ -79,6 +83,7 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
   const cache::Region* const done_event_;
   std::vector<std::shared_ptr<const cache::Region>> regions_;
   const bool has_snapshots_;
+  const Executor::Here here_;
   const double share_;
   bool waits_for_client_ = false;  // for ready_event_, when a worker was asked for
   std::shared_ptr<StagingAccount> staging_;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -41,15 +42,16 @@ TEST(Executor, OneWorkerKeepsTheOrder) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(order[i], i);
 }
 
-TEST(Executor, RunHereRunsOnThisThreadWithAStreamOfItsOwn) {
+TEST(Executor, ATaskForHereRunsOnThisThreadWithAStreamOfItsOwn) {
   test::HeapBackend backend;
   auto executor = Executor::Create(backend, 1);
   std::thread::id thread;
   const kernels::Stream* inner = nullptr;
   const kernels::Stream* outer = nullptr;
-  (*executor)->RunHere(0, [&](kernels::Stream& stream) {
+  const auto submit = [&](Executor::Task task) { (*executor)->Submit(0, std::move(task), Executor::Here::kAlways); };
+  submit([&](kernels::Stream& stream) {
     outer = &stream;
-    (*executor)->RunHere(0, [&](kernels::Stream& other) {
+    submit([&](kernels::Stream& other) {
       inner = &other;
       thread = std::this_thread::get_id();
     });
@@ -58,16 +60,19 @@ TEST(Executor, RunHereRunsOnThisThreadWithAStreamOfItsOwn) {
   EXPECT_NE(inner, outer);
 }
 
-TEST(Executor, RunHereGoesToAWorkerWhenItsStreamsAreTaken) {
+TEST(Executor, ATaskForHereGoesToAWorkerWhenTheStreamsAreTaken) {
   test::HeapBackend backend;
   auto executor = Executor::Create(backend, 1);
   const std::thread::id here = std::this_thread::get_id();
   Outcome<std::thread::id> thread;
   std::function<void(int)> nest = [&](int depth) {
-    (*executor)->RunHere(0, [&, depth](kernels::Stream&) {
-      if (std::this_thread::get_id() == here) nest(depth + 1);
-      if (std::this_thread::get_id() != here) thread.Set(std::this_thread::get_id());
-    });
+    (*executor)->Submit(
+        0,
+        [&, depth](kernels::Stream&) {
+          if (std::this_thread::get_id() == here) nest(depth + 1);
+          if (std::this_thread::get_id() != here) thread.Set(std::this_thread::get_id());
+        },
+        Executor::Here::kAlways);
   };
   nest(0);
   EXPECT_NE(thread.Take(), here);
@@ -99,6 +104,49 @@ class Barrier {
   bool open_ = false;
 };
 
+/// Where a task that may run here when the executor is idle does run.
+std::thread::id WhereWhenIdle(Executor& executor) {
+  Outcome<std::thread::id> thread;
+  executor.Submit(
+      0, [&thread](kernels::Stream&) { thread.Set(std::this_thread::get_id()); }, Executor::Here::kWhenIdle);
+  return thread.Take();
+}
+
+TEST(Executor, AnIdleExecutorRunsATaskHereABusyOneDoesNot) {
+  test::HeapBackend backend;
+  auto executor = Executor::Create(backend, 2);
+  EXPECT_EQ(WhereWhenIdle(**executor), std::this_thread::get_id());
+  Barrier started;
+  Barrier barrier;
+  (*executor)->Submit(0, [&](kernels::Stream&) {
+    started.Open();
+    barrier.Wait();
+  });
+  started.Wait();
+  EXPECT_NE(WhereWhenIdle(**executor), std::this_thread::get_id());
+  barrier.Open();
+}
+
+TEST(Executor, OneThreadAtATimeRunsATaskHere) {
+  test::HeapBackend backend;
+  auto executor = Executor::Create(backend, 1);
+  std::thread::id inner;
+  (*executor)->Submit(
+      0, [&](kernels::Stream&) { inner = WhereWhenIdle(**executor); }, Executor::Here::kWhenIdle);
+  EXPECT_NE(inner, std::this_thread::get_id());
+  EXPECT_EQ(WhereWhenIdle(**executor), std::this_thread::get_id());
+}
+
+TEST(Executor, WorkersWakeEachOtherWhileMoreWaits) {
+  test::HeapBackend backend;
+  auto executor = Executor::Create(backend, 4);
+  std::latch all_run(4);
+  for (int i = 0; i < 4; ++i) {
+    (*executor)->Submit(i, [&](kernels::Stream&) { all_run.arrive_and_wait(); });
+  }
+  all_run.wait();
+}
+
 TEST(Executor, OwnersTakeTurns) {
   test::HeapBackend backend;
   std::vector<std::string> order;
@@ -120,22 +168,29 @@ TEST(Executor, OwnersTakeTurns) {
 /// Merges with its like.
 class NamedTask final : public MergeableTask {
  public:
-  NamedTask(std::string name, double share, std::vector<std::string>& batches)
-      : name_(std::move(name)), share_(share), batches_(batches) {}
+  using Hook = std::function<void(const std::string&)>;  // of the names of those done together
+
+  /// `run` is called for the work, `tell` for the outcome.
+  NamedTask(
+      std::string name, double share, Hook run, Hook tell = [](const std::string&) {})
+      : name_(std::move(name)), share_(share), run_(std::move(run)), tell_(std::move(tell)) {}
   bool MergesWith(const MergeableTask& other) const override {
     return dynamic_cast<const NamedTask&>(other).name_[0] == name_[0];
   }
   double share() const override { return share_; }
-  void RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks, kernels::Stream& /*stream*/) override {
+  absl::AnyInvocable<void()> RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks,
+                                       kernels::Stream& /*stream*/) override {
     std::string names;
     for (const auto& task : tasks) names += dynamic_cast<const NamedTask&>(*task).name_ + " ";
-    batches_.push_back(names);
+    run_(names);
+    return [this, names] { tell_(names); };
   }
 
  private:
   const std::string name_;
   const double share_;
-  std::vector<std::string>& batches_;
+  const Hook run_;
+  const Hook tell_;
 };
 
 TEST(Executor, ATaskTakesWhatMergesWithItFromEachOwnerInTurnUntilThereIsEnough) {
@@ -146,7 +201,9 @@ TEST(Executor, ATaskTakesWhatMergesWithItFromEachOwnerInTurnUntilThereIsEnough) 
     Barrier barrier;
     (*executor)->Submit(0, [&barrier](kernels::Stream&) { barrier.Wait(); });
     const auto submit = [&](Executor::Owner owner, std::string name, double share) {
-      (*executor)->Submit(owner, std::make_shared<NamedTask>(std::move(name), share, batches));
+      (*executor)->Submit(
+          owner, std::make_shared<NamedTask>(std::move(name), share,
+                                             [&batches](const std::string& names) { batches.push_back(names); }));
     };
     for (const char* name : {"x1", "x2", "y3", "x4", "x5"}) submit(1, name, 0.25);
     submit(2, "x6", 0.25);
@@ -156,6 +213,58 @@ TEST(Executor, ATaskTakesWhatMergesWithItFromEachOwnerInTurnUntilThereIsEnough) 
     barrier.Open();
   }
   EXPECT_THAT(batches, ::testing::ElementsAre("x1 x6 x7 x2 ", "x8 x4 x5 ", "other", "y3 "));
+}
+
+TEST(Executor, TwoWorkersDoTasksThatMergeOthersFindCompany) {
+  test::HeapBackend backend;
+  std::mutex mutex;
+  std::vector<std::string> batches;
+  std::latch two_run(2);
+  Barrier barrier;
+  {
+    auto executor = Executor::Create(backend, 4);
+    const auto submit = [&](std::string name, double share) {
+      const auto run = [&](const std::string& names) {
+        {
+          const std::lock_guard lock(mutex);
+          batches.push_back(names);
+        }
+        if (names != "x1 " && names != "x2 ") return;
+        two_run.count_down();
+        barrier.Wait();
+      };
+      (*executor)->Submit(name.back(), std::make_shared<NamedTask>(name, share, run));
+    };
+    submit("x1", 1);
+    submit("x2", 1);
+    two_run.wait();
+    for (const char* name : {"x3", "x4", "x5", "y6"}) submit(name, 0.1);
+    Outcome<bool> other;  // what does not merge finds a worker
+    (*executor)->Submit(9, [&other](kernels::Stream&) { other.Set(true); });
+    EXPECT_TRUE(other.Take());
+    barrier.Open();
+  }
+  ASSERT_EQ(batches.size(), 4);
+  EXPECT_THAT(batches, ::testing::IsSupersetOf({"x3 x4 x5 ", "y6 "}));
+}
+
+TEST(Executor, TheNextOnesBeginBeforeOutcomesAreTold) {
+  test::HeapBackend backend;
+  Barrier third_runs;
+  std::latch two_run(2);
+  std::atomic<int> told = 0;
+  {
+    auto executor = Executor::Create(backend, 3);
+    const auto submit = [&](std::string name, NamedTask::Hook run) {
+      (*executor)->Submit(name.back(), std::make_shared<NamedTask>(name, 1, std::move(run), [&](const std::string&) {
+                            third_runs.Wait();
+                            ++told;
+                          }));
+    };
+    for (const char* name : {"x1", "x2"}) submit(name, [&](const std::string&) { two_run.arrive_and_wait(); });
+    submit("x3", [&](const std::string&) { third_runs.Open(); });
+  }
+  EXPECT_EQ(told, 3);
 }
 
 }  // namespace

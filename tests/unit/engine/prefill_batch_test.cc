@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -48,7 +49,7 @@ class Gate {
   bool open_ = false;
 };
 
-/// Large enough to go to a worker, small enough to be merged.
+/// Large enough to go to a worker that is busy, small enough to be merged.
 testing::ProblemSpec Spec(std::vector<std::int64_t> lengths) {
   testing::ProblemSpec spec;
   spec.shape = {.heads = 4,
@@ -151,7 +152,7 @@ class PrefillBatchTest : public ::testing::TestWithParam<Memory> {
     const std::shared_ptr<cache::Session> other = world_.OpenSession(kGeometry);
     Gate gate;
     world_.backend.BeforeEach(Operation::kRunRecurrence, [&gate] { gate.Pass(); });
-    const Problem problem = testing::RandomProblem(Spec({256}), 99);
+    const Problem problem = testing::RandomProblem(Spec({1792}), 99);  // too large to run where it is started
     PrefillRequest request = RequestOf(problem, TensorTransport::kInline);
     const Slots slot = {0};
     request.state_indices = slot;
@@ -271,6 +272,34 @@ TEST_P(PrefillBatchTest, ALostDeviceFailsAll) {
     for (const auto& caller : callers_) caller->Start(world_, caller->Request());
   });
   for (const Result& result : results_) EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_P(PrefillBatchTest, ASmallCallRunsWhereItIsStartedButNotBeforeAnEarlierOneOnItsSlot) {
+  MakeCallers({testing::RandomProblem(Spec({1792}), 1), testing::RandomProblem(Spec({1}), 2)});
+  Caller& large = *callers_[0];
+  Caller& small = *callers_[1];
+  small.session = large.session;
+  small.slots = large.slots;
+  Gate gate;
+  std::vector<std::thread::id> threads;
+  world_.backend.BeforeEach(Operation::kRunRecurrence, [&] {
+    threads.push_back(std::this_thread::get_id());
+    gate.Pass();
+  });
+  large.Start(world_, large.Request());
+  gate.WaitUntilReached();
+  small.Start(world_, small.Request());
+  EXPECT_FALSE(small.outcome->IsSet());
+  gate.Open();
+  EXPECT_EQ(large.Take().value().positions, Slots{1792});
+  EXPECT_EQ(small.Take().value().positions, Slots{1793});
+  EXPECT_EQ(small.Run(world_, small.Request()).value().positions, Slots{1794});
+  world_.backend.BeforeEach(Operation::kRunRecurrence, nullptr);
+  ASSERT_EQ(threads.size(), 3);
+  for (const int call : {0, 1}) EXPECT_NE(threads[call], std::this_thread::get_id());
+  if (GetParam() == Memory::kUnified) {
+    EXPECT_EQ(threads[2], std::this_thread::get_id());
+  }
 }
 
 }  // namespace
