@@ -240,7 +240,6 @@ def test_two_processes_at_once(gpu_client: gdpcache.Client, session: gdpcache.Se
 def test_a_killed_process_takes_only_itself_along(gpu_client: gdpcache.Client, session: gdpcache.Session) -> None:
     expected = session.prefill(full_call(transport="stream"))
     call = on_gpu(full_call(), cuda)
-    handle = ""
     for _ in range(3):
         with another_process(gpu_client.address, 0) as (process, handle, _):
             assert any(slot.client_name == "cuda_client" for slot in gpu_client.list_slots("gpu").slots)

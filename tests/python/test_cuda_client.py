@@ -244,7 +244,7 @@ def test_a_call_without_an_answer_gives_its_memory_up(
 def test_what_cannot_be_shared_is_told(driver: Driver, session: gdpcache.Session) -> None:
     call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE, transport="cuda_ipc")
     call.w = GpuArray(50 * MEBIBYTE)  # nobody's
-    with pytest.raises(gdpcache.UnavailableError, match="cuda_ipc was asked for: .*refused"):
+    with pytest.raises(gdpcache.UnavailableError, match=r"cuda_ipc was asked for: .*refused"):
         session.prefill(call)
     rows = np.zeros((16, 1, 4), np.float32)
     with pytest.raises(ValueError, match="transport is cuda_ipc, but none of k, w, u is on a GPU"):

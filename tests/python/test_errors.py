@@ -7,7 +7,7 @@ import gdpcache
 from gdpcache.errors import from_rpc
 
 
-class RaisedError(grpc.RpcError):
+class RaisedError(grpc.RpcError):  # type: ignore[misc]
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         self._code = code
         self._details = details

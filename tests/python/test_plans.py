@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,10 @@ def test_calls_that_are_alike_have_one_plan(session: gdpcache.Session) -> None:
 
 def test_lists_that_change_in_place_are_seen(session: gdpcache.Session) -> None:
     lists: list[Any] = [np.array([0, 100, TOKENS]), [0, 100, TOKENS]]
+    with contextlib.suppress(ImportError):
+        import torch
+
+        lists += [torch.tensor([0, 100, TOKENS]), torch.tensor([0, 7, 100, 7, TOKENS, 7])[::2]]
     for cu_seqlens in lists:
         call = full_call(cu_seqlens=cu_seqlens)
         assert session.prefill(call).chunk_offsets == (0, 7, 33)
@@ -102,8 +108,9 @@ def test_answers_come_as_they_are_expected(session: gdpcache.Session, monkeypatc
     expected = session.prefill(full_call(cu_seqlens=[0, 100, 100, TOKENS], transport="unary"))
     monkeypatch.setattr(_prepared, "finish", slowly)
     choices: list[Any] = [States.ALL, States.NONE, [(0, 1), (2, 3)]]
-    for call.states in choices:
-        result = session.prefill(call)
+    for states in choices:
+        call.states = states
+        result = pickle.loads(pickle.dumps(session.prefill(call)))
         assert result.chunk_offsets == expected.chunk_offsets == (0, 7, 7, 33)
         assert result.positions == expected.positions == (-1, -1, -1)
         assert (result.v_new == expected.v_new).all()

@@ -17,7 +17,7 @@ from gdpcache._session import SessionState
 from gdpcache._tensors import TensorView, fingerprint, indices
 from gdpcache.errors import protocol_error
 from gdpcache.prefill import NOWHERE, DecayBase, InitialState, Precision, PrefillCall, States
-from gdpcache.types import Array, DataType, PrefillResult, TensorLike, Transport
+from gdpcache.types import Array, DataType, PrefillDetails, PrefillResult, TensorLike, Transport
 from gdpcache.v1 import prefill_pb2, snapshot_pb2, tensor_pb2
 
 _MAX_KEPT_BYTES = 16 << 10  # of a request whose plan is kept
@@ -372,7 +372,8 @@ def finish(
         header = getattr(response, name)
         if _convert.dtype_to_wire(output.dtype) != header.dtype or tuple(header.shape) != output.shape:
             raise protocol_error(f"{name} has shape {list(header.shape)}; expected {list(output.shape)}")
-    return _hand_out(session, prepared, tuple(response.chunk_offsets), transport, deliver, lambda: response)
+    details = functools.partial(_convert.details, response)
+    return _hand_out(session, prepared, tuple(response.chunk_offsets), transport, deliver, details)
 
 
 def finish_expected(
@@ -389,14 +390,12 @@ def finish_expected(
     start = tensors + plan.encoded_chunk_offsets
     if not answer.startswith(start):
         return finish(session, prepared, parse(prefill_pb2.PrefillResponse, answer), transport, deliver)
-    return _hand_out(
-        session,
-        prepared,
-        plan.chunk_offsets,
-        transport,
-        deliver,
-        lambda: parse(prefill_pb2.PrefillResponse, answer[len(start) :]),
-    )
+    details = functools.partial(_read_details, answer[len(start) :])
+    return _hand_out(session, prepared, plan.chunk_offsets, transport, deliver, details)
+
+
+def _read_details(answer: bytes) -> PrefillDetails:
+    return _convert.details(parse(prefill_pb2.PrefillResponse, answer))
 
 
 def _hand_out(
@@ -405,7 +404,7 @@ def _hand_out(
     chunk_offsets: tuple[int, ...],
     transport: Transport,
     deliver: Callable[[int, Result], TensorLike],
-    rest: Callable[[], prefill_pb2.PrefillResponse],
+    details: Callable[[], PrefillDetails],
 ) -> PrefillResult:
     tensors = {result.output.name: deliver(i, result) for i, result in enumerate(prepared.results)}
     session.transports_used[transport] += 1
@@ -415,5 +414,5 @@ def _hand_out(
         tensors.get("final_state"),
         chunk_offsets,
         transport,
-        lambda: _convert.details(rest()),
+        details,
     )

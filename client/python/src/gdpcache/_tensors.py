@@ -3,6 +3,7 @@ tensor brings torch with it."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import sys
@@ -212,8 +213,8 @@ def fingerprint(name: str, value: TensorLike) -> object:
     if type(value) is list:
         return tuple(indices(name, value))
     torch = torch_of(value)
-    if torch is not None and value.dtype in (torch.int32, torch.int64) and value.is_cpu:
-        value = value.numpy()
+    if torch is not None and value.is_cpu and value.is_contiguous() and value.dtype in (torch.int32, torch.int64):
+        return value.dtype, ctypes.string_at(value.data_ptr(), value.numel() * value.element_size())
     if type(value) is np.ndarray and value.dtype.kind in "iu":
         return value.dtype.char, value.dtype.isnative, value.tobytes()
     return tuple(indices(name, value))
