@@ -8,9 +8,9 @@ that does next to nothing (a session's renewal), one behind the other; `empty be
 function before each, so that neither processor has it in its caches. `alone` is a call that is waited for, of which
 `before`, `rpc`, `after` and `wait` are this package's work, the RPC, this package's work again, and waiting for the
 GPU, if there is one; `in a row` is one of many that are waited for together. `compute` is on the CPU the recurrence
-alone, as the server tells it, and on a GPU what the caller's stream sees of a call that is queued behind other work: the
-recurrence, and the GPU's way from this process to the server's and back. `ratio` is (alone - compute) / empty, `ratio
-between` the same with the other empty RPC.
+alone, as the server tells it, and on a GPU what the caller's stream sees of a call that is queued behind other work:
+the recurrence, and the GPU's way from this process to the server's and back. `ratio` is (alone - compute) / empty,
+`ratio between` the same with the other empty RPC.
 """
 
 from __future__ import annotations

@@ -31,7 +31,11 @@ VALUES = {
     "everything": {
         "replicas": 2,
         "caches": ['name: "m" geometry { layers: 2 slots: 8 heads: 4 key_dim: 64 value_dim: 64 }'],
-        "snapshots": {"deviceMemory": "1GiB", "hostMemory": "2GiB", "disk": {"enabled": True, "storageClassName": "fast"}},
+        "snapshots": {
+            "deviceMemory": "1GiB",
+            "hostMemory": "2GiB",
+            "disk": {"enabled": True, "storageClassName": "fast"},
+        },
         "sameHost": {"enabled": True, "hostIPC": True},
         "metrics": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}},
         "serviceAccount": {"annotations": {"example.org/a": "b"}},
@@ -53,7 +57,8 @@ def main():
     failures = []
     for name, values in VALUES.items():
         rendered = chart.render(values, name="test", namespace="serving")
-        text = "".join(f"# {path}\n{manifest.strip()}\n" for path, manifest in sorted(rendered.items()) if manifest.strip())
+        manifests = ((path, manifest.strip()) for path, manifest in sorted(rendered.items()))
+        text = "".join(f"# {path}\n{manifest}\n" for path, manifest in manifests if manifest)
         for document in yaml.safe_load_all("\n---\n".join(rendered.values())):
             if document is None or document["apiVersion"].startswith("monitoring.coreos.com/"):
                 continue  # not of Kubernetes's own schemas

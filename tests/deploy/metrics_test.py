@@ -52,7 +52,8 @@ class MetricsTest(unittest.TestCase):
         }
 
     def families(self):
-        self.command("caches", "create", "shown", "--layers=1", "--slots=8", "--heads=1", "--key-dim=8", "--value-dim=8")
+        geometry = ["--layers=1", "--slots=8", "--heads=1", "--key-dim=8", "--value-dim=8"]
+        self.command("caches", "create", "shown", *geometry)
         self.replay()
         names = {re.match(r"\w+", sample).group() for sample in self.scrape()}
         names = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}

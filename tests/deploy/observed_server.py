@@ -1,4 +1,4 @@
-"""A server with work to do, watched by a real Prometheus (the distribution's package), for the programs beside this one."""
+"""A server with work to do, watched by a real Prometheus (the distribution's package): for the programs beside it."""
 
 import contextlib
 import dataclasses
@@ -32,8 +32,14 @@ class ObservedServer:
             self._address = f"unix:{directory}/socket"
             server = self._start(
                 cleanup,
-                [self._programs[0], "--listen=", f"--unix={directory}/socket", "--metrics=127.0.0.1:0", "--backend=cpu"]
-                + [f"--snapshot-directory={directory}/snapshots"],
+                [
+                    self._programs[0],
+                    "--listen=",
+                    f"--unix={directory}/socket",
+                    "--metrics=127.0.0.1:0",
+                    "--backend=cpu",
+                    f"--snapshot-directory={directory}/snapshots",
+                ],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -53,8 +59,12 @@ class ObservedServer:
             (directory / "prometheus.json").write_text(json.dumps(configuration))  # JSON is YAML
             self._start(
                 cleanup,
-                ["prometheus", f"--config.file={directory}/prometheus.json", f"--storage.tsdb.path={directory}/tsdb"]
-                + [f"--web.listen-address=127.0.0.1:{port}"],
+                [
+                    "prometheus",
+                    f"--config.file={directory}/prometheus.json",
+                    f"--storage.tsdb.path={directory}/tsdb",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                ],
                 stdout=subprocess.DEVNULL,
                 stderr=log,
             )

@@ -14,9 +14,8 @@ import time
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot, ticker  # noqa: E402
-
-from observed_server import ObservedServer, dashboard_queries  # noqa: E402
+from matplotlib import pyplot, ticker
+from observed_server import ObservedServer, dashboard_queries
 
 COLUMNS = 4
 FORMATS = {"bytes": "B", "s": "s", "dtdurations": "s"}
@@ -42,11 +41,11 @@ def main():
     figure, axes = pyplot.subplots(rows, COLUMNS, figsize=(4.2 * COLUMNS, 2.5 * rows), layout="constrained")
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    for axis, (title, series) in zip(axes.flat, panels.items()):
+    for axis, (title, series) in zip(axes.flat, panels.items(), strict=False):
         series.sort(key=lambda one: -max(value for _, value in one[1]))
         for place, (name, points) in enumerate(series):
             # matplotlib leaves names that begin with an underscore out of the legend: only the largest are named.
-            axis.plot(*zip(*points), linewidth=1.2, label=name if place < 6 else f"_{name}")
+            axis.plot(*zip(*points, strict=True), linewidth=1.2, label=name if place < 6 else f"_{name}")
         axis.set_title(title, fontsize=10, loc="left")
         axis.yaxis.set_major_formatter(ticker.EngFormatter(unit=FORMATS.get(units[title], "")))
         axis.tick_params(labelsize=7)

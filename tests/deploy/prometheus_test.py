@@ -38,7 +38,8 @@ class PrometheusTest(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             file.write(textwrap.dedent(re.split(r"^spec:\n", rule, flags=re.MULTILINE)[1]))
             file.flush()
-            checked = subprocess.run(["promtool", "check", "rules", file.name], capture_output=True, text=True, check=False)
+            command = ["promtool", "check", "rules", file.name]
+            checked = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
         self.assertRegex(checked.stdout, r"SUCCESS: [1-9]\d* rules found")
 
