@@ -1,0 +1,147 @@
+// A batch drawn from the input: the CPU backend against the recurrence in float64, the batch against each of its
+// sequences alone (what merging calls relies on), and each sequence whole against the same in two calls.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/backend.h"
+#include "tests/reference/exact_recurrence.h"
+#include "tests/reference/numbers.h"
+#include "tests/reference/problem_edit.h"
+#include "tests/reference/random_problem.h"
+#include "tests/unit/kernels/problem_runner.h"
+
+namespace gdpcache::testing {
+namespace {
+
+using kernels::DataType;
+
+void Require(bool condition, const char* what) {
+  if (condition && !::testing::Test::HasFailure()) return;
+  std::fprintf(stderr, "%s\n", what);
+  std::abort();
+}
+
+/// The input's bytes as choices; zeros when they are used up.
+class Bytes {
+ public:
+  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+  std::int64_t Below(std::int64_t count) { return Next() % count; }
+  template <typename T>
+  T Of(const std::vector<T>& values) {
+    return values[static_cast<std::size_t>(Below(static_cast<std::int64_t>(values.size())))];
+  }
+
+ private:
+  std::int64_t Next() {
+    if (size_ == 0) return 0;
+    --size_;
+    return *data_++;
+  }
+  const std::uint8_t* data_;
+  std::size_t size_;
+};
+
+ProblemSpec Draw(Bytes& bytes) {
+  const std::vector<DataType> dtypes = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
+  ProblemSpec spec;
+  spec.shape.heads = 1 + bytes.Below(3);
+  spec.shape.key_dim = 1 + bytes.Below(72);
+  spec.shape.value_dim = 1 + bytes.Below(96);
+  spec.shape.num_householder = 1 + bytes.Below(4);
+  spec.shape.chunk_size = bytes.Of<std::int64_t>({16, 32, 64, 128});
+  spec.shape.input_dtype = bytes.Of(dtypes);
+  spec.decay = bytes.Below(4) != 0;
+  spec.initial = bytes.Of<InitialState>({InitialState::kSlot, InitialState::kZero, InitialState::kTensor});
+  spec.states_dtype = DataType::kFloat32;
+  spec.spare_slots = 1;
+  const std::int64_t sequences = 1 + bytes.Below(4);
+  for (std::int64_t n = 0; n < sequences; ++n) {
+    spec.lengths.push_back(bytes.Below(3 * spec.shape.chunk_size / spec.shape.num_householder + 2));
+    spec.state_indices.push_back(bytes.Below(5) == 0 ? -1 : n);
+  }
+  return spec;
+}
+
+void RequireClose(const HostTensor& actual, const std::vector<double>& exact, double limit, const char* what) {
+  const double error = RelativeError(Decode(actual), exact);
+  if (error > limit) std::fprintf(stderr, "relative error %g\n", error);
+  Require(error <= limit, what);
+}
+
+void CheckSplit(kernels::Backend& backend, const Problem& batch, const Results& together, std::int64_t n,
+                std::int64_t tokens) {
+  const std::int64_t row = batch.cu_seqlens[static_cast<std::size_t>(n)];
+  const std::int64_t rows = batch.cu_seqlens[static_cast<std::size_t>(n) + 1] - row;
+  const std::int64_t first_rows = std::min(rows, tokens * batch.shape.num_householder);
+  const std::int64_t slot = batch.state_indices[static_cast<std::size_t>(n)];
+  Problem part = PartOfSequence(batch, n, 0, first_rows);
+  const Results first = RunProblem(backend, part);
+  part = PartOfSequence(batch, n, first_rows, rows - first_rows);
+  part.state = first.state;
+  part.initial = InitialState::kSlot;
+  if (slot < 0) {  // only what came back leads on
+    part.initial = InitialState::kTensor;
+    part.initial_state = first.final_state;
+  }
+  const Results second = RunProblem(backend, part);
+  Require(Concatenate(first.v_new, second.v_new).bytes == Rows(together.v_new, row, rows).bytes, "split: v_new");
+  Require(second.final_state.bytes == Rows(together.final_state, n, 1).bytes, "split: final_state");
+  if (slot >= 0) {
+    Require(Rows(second.state, slot, 1).bytes == Rows(together.state, slot, 1).bytes, "split: state");
+  }
+}
+
+void Run(const std::uint8_t* data, std::size_t size) {
+  static auto& backend =
+      *kernels::CreateBackend({.choice = kernels::BackendChoice::kCpu, .cpu_threads = 2}).value().release();
+  Bytes bytes(data, size);
+  const ProblemSpec spec = Draw(bytes);
+  const std::int64_t split = spec.shape.chunk_size * (1 + bytes.Below(3));
+  std::uint64_t seed = 0;
+  for (int i = 0; i < 4; ++i) seed = 256 * seed + static_cast<std::uint64_t>(bytes.Below(256));
+  const Problem batch = RandomProblem(spec, seed);
+  const Results together = RunProblem(backend, batch);
+
+  const ExactOutputs exact = ExactRecurrence(batch);
+  // v_new is rounded to the input's dtype.
+  const double rounding = spec.shape.input_dtype == DataType::kFloat32    ? 1e-5
+                          : spec.shape.input_dtype == DataType::kBFloat16 ? 4e-3
+                                                                          : 5e-4;
+  if (!exact.h.empty()) RequireClose(together.h, exact.h, 1e-5, "h against float64");
+  if (!exact.v_new.empty()) RequireClose(together.v_new, exact.v_new, rounding, "v_new against float64");
+  RequireClose(together.final_state, exact.final_state, 1e-5, "final_state against float64");
+  RequireClose(together.state, exact.state, 1e-5, "state against float64");
+
+  std::int64_t boundary = 0;
+  for (std::int64_t n = 0; n < batch.sequences(); ++n) {
+    const Results alone = RunProblem(backend, OneSequence(batch, n));
+    const std::int64_t row = batch.cu_seqlens[static_cast<std::size_t>(n)];
+    const std::int64_t rows = batch.cu_seqlens[static_cast<std::size_t>(n) + 1] - row;
+    const std::int64_t slot = batch.state_indices[static_cast<std::size_t>(n)];
+    Require(Rows(together.v_new, row, rows).bytes == alone.v_new.bytes, "merged: v_new");
+    Require(Rows(together.h, boundary, batch.BoundaryCount(n)).bytes == alone.h.bytes, "merged: h");
+    Require(Rows(together.final_state, n, 1).bytes == alone.final_state.bytes, "merged: final_state");
+    if (slot >= 0) {
+      Require(Rows(together.state, slot, 1).bytes == Rows(alone.state, slot, 1).bytes, "merged: state");
+    }
+    CheckSplit(backend, batch, together, n, split);
+    boundary += batch.BoundaryCount(n);
+  }
+}
+
+}  // namespace
+}  // namespace gdpcache::testing
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  gdpcache::testing::Run(data, size);
+  return 0;
+}
