@@ -1,6 +1,6 @@
 #include <signal.h>
 
-#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -135,6 +135,10 @@ TEST(BenchCommandTest, TheTableTellsWhatWasSkippedAndOnlyPicks) {
   const nlohmann::json one = RunJson(server.tcp_address(), Short({"--only", "decode/3", "--only", "kernel/1"}));
   EXPECT_THAT(Names(one["measurements"]), UnorderedElementsAre("decode/3", "kernel/1"));
 
+  const nlohmann::json some = RunJson(server.tcp_address(), Short({"--only", "copy", "--only", "restore"}));
+  EXPECT_THAT(Names(some["measurements"]), ElementsAre("slots/copy"));
+  EXPECT_THAT(Names(some["skipped"]), ElementsAre("snapshots/restore/device", "snapshots/restore/host"));
+
   const ProgramResult refused = RunClient(server.tcp_address(), Short({"--only", "snapshots/save"}));
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_THAT(refused.errors,
@@ -161,10 +165,13 @@ TEST(BenchCommandTest, NamesBothSizesWhereTheServerLacksMemory) {
 TEST(BenchCommandTest, FailsBeforeItMeasuresWhereAFileCannotBeWritten) {
   const ServerProcess server;
   const TemporaryDirectory directory;
-  const std::string file = directory.path() + "/absent/bench.json";
-  const ProgramResult result = RunClient(server.tcp_address(), {"bench", "--seconds", "1000", "--output", file});
+  const std::string good = directory.path() + "/bench.json";
+  const std::string bad = directory.path() + "/absent/bench.svg";
+  const ProgramResult result =
+      RunClient(server.tcp_address(), {"bench", "--seconds", "1000", "--output", good, "--plot", bad});
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.errors, HasSubstr(file));
+  EXPECT_THAT(result.errors, HasSubstr(bad + " cannot be written"));
+  EXPECT_FALSE(std::filesystem::exists(good)) << "there is nothing to write into it";
 }
 
 TEST(BenchCommandTest, LeavesNothingBehindWhenInterrupted) {

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -65,10 +67,16 @@ absl::Status CheckMemory(const BenchOptions& options, const ServerInfo& server) 
       FormatBytes(server.limits.state_memory_bytes), " left: give a smaller --model or fewer --clients, or --quick"));
 }
 
-/// Fails before the time is spent, and leaves what is there as it is.
+/// Fails before the time is spent; leaves what is there as it is.
 absl::Status CheckWritable(const std::string& path) {
-  if (path.empty() || std::ofstream(path, std::ios::app)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(path, " cannot be written"));
+  if (path.empty()) return absl::OkStatus();
+  std::error_code ignored;
+  const bool existed = std::filesystem::exists(path, ignored);
+  if (!std::ofstream(path, std::ios::app)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " cannot be written"));
+  }
+  if (!existed) std::filesystem::remove(path, ignored);
+  return absl::OkStatus();
 }
 
 absl::Status Write(const std::string& path, const std::string& text) {
@@ -80,12 +88,18 @@ absl::Status Write(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
+/// UNIMPLEMENTED when nothing of what was asked for can be measured.
 absl::Status Measure(bench::Run& run) {
   for (const auto measure :
        {bench::MeasurePrefills, bench::MeasureDecodes, bench::MeasureSlots, bench::MeasureSnapshots}) {
     if (absl::Status status = measure(run); !status.ok()) return status;
   }
-  return absl::OkStatus();
+  const bench::Report report = run.report();
+  if (!report.figures.empty()) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrJoin(report.skipped, "; ", [](std::string* out, const bench::Skipped& skipped) {
+        absl::StrAppend(out, skipped.name, ": ", skipped.reason);
+      }));
 }
 
 absl::Status RunBench(const BenchOptions& options) {

@@ -24,6 +24,8 @@ constexpr char kLookup[] = "snapshots/lookup";
 constexpr char kRestoreDevice[] = "snapshots/restore/device";
 constexpr char kRestoreHost[] = "snapshots/restore/host";
 
+constexpr char kNoTier[] = "the server has no such tier";
+
 constexpr std::size_t kKeyBytes = 32;
 constexpr std::size_t kKeysPerLookup = 1'000;
 
@@ -178,9 +180,7 @@ absl::Status MeasureSnapshots(Run& run) {
   }
   if (picked.empty()) return absl::OkStatus();
   if (const std::string obstacle = Obstacle(run); !obstacle.empty()) {
-    for (const std::string& name : picked) {
-      if (absl::Status status = run.Skip(name, obstacle); !status.ok()) return status;
-    }
+    for (const std::string& name : picked) run.Skip(name, obstacle);
     return absl::OkStatus();
   }
   absl::StatusOr<RequestStates> states = RequestStates::Create(run);
@@ -192,16 +192,17 @@ absl::Status MeasureSnapshots(Run& run) {
   if (run.Picked(kLookup)) {
     if (absl::Status status = snapshots.MeasureLookup(); !status.ok()) return status;
   }
-  if (run.Picked(kRestoreDevice)) {
-    absl::Status status = HasTier(run, SnapshotTier::kDevice) ? snapshots.MeasureRestoreSaved(kRestoreDevice)
-                                                              : run.Skip(kRestoreDevice, "the server has no such tier");
+  const bool device = HasTier(run, SnapshotTier::kDevice);
+  if (run.Picked(kRestoreDevice) && device) {
+    if (absl::Status status = snapshots.MeasureRestoreSaved(kRestoreDevice); !status.ok()) return status;
+  }
+  const bool host = HasTier(run, SnapshotTier::kHost);
+  if (run.Picked(kRestoreHost) && host) {
+    absl::Status status = device ? snapshots.MeasureRestoreImported() : snapshots.MeasureRestoreSaved(kRestoreHost);
     if (!status.ok()) return status;
   }
-  if (run.Picked(kRestoreHost)) {
-    if (!HasTier(run, SnapshotTier::kHost)) return run.Skip(kRestoreHost, "the server has no such tier");
-    return HasTier(run, SnapshotTier::kDevice) ? snapshots.MeasureRestoreImported()
-                                               : snapshots.MeasureRestoreSaved(kRestoreHost);
-  }
+  if (run.Picked(kRestoreDevice) && !device) run.Skip(kRestoreDevice, kNoTier);
+  if (run.Picked(kRestoreHost) && !host) run.Skip(kRestoreHost, kNoTier);
   return absl::OkStatus();
 }
 

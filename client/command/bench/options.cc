@@ -39,13 +39,13 @@ std::string ParseModel(const std::string& text, CacheGeometry* model) {
     std::int64_t most;
     std::int64_t* value;
   };
-  const Part kParts[] = {{"layers", 65'536, &model->layers},
+  const Part limits[] = {{"layers", 65'536, &model->layers},
                          {"heads", 1'024, &model->heads},
                          {"key dim", 256, &model->key_dim},
                          {"value dim", 1'024, &model->value_dim}};
-  if (parts.size() != std::size(kParts)) return absl::StrCat("'", text, "' is not LAYERSxHEADSxKxV");
+  if (parts.size() != std::size(limits)) return absl::StrCat("'", text, "' is not LAYERSxHEADSxKxV");
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const Part& part = kParts[i];
+    const Part& part = limits[i];
     if (!absl::SimpleAtoi(parts[i], part.value) || *part.value < 1 || *part.value > part.most) {
       return absl::StrCat("'", text, "': the ", part.name, " must be between 1 and ", part.most);
     }

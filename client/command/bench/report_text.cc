@@ -12,7 +12,7 @@ void PrintReport(const Report& report, std::ostream& out) {
   for (const Figure& figure : report.figures) {
     const double gigabytes = static_cast<double>(figure.bytes) / figure.p50_us * 1e-3;
     table.Add({figure.name, FormatMicroseconds(figure.p50_us), FormatMicroseconds(figure.p99_us),
-               absl::StrFormat(figure.calls_per_second < 100 ? "%.1f" : "%.0f", figure.calls_per_second),
+               absl::StrFormat("%.*f", figure.calls_per_second < 100 ? 1 : 0, figure.calls_per_second),
                figure.bytes > 0 ? absl::StrFormat("%.2f", gigabytes) : "", absl::StrFormat("%.2f", figure.ratio()),
                FormatYardsticks(figure)});
   }
