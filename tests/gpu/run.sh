@@ -11,10 +11,21 @@
 #   run.sh ipc                      prefills on GPU memory and events of other processes
 #   run.sh snapshots                snapshots of a server on the GPU, restored from every tier, and their benchmark
 #   run.sh service [ARGUMENTS]      the benchmark of the service on the GPU
+#   run.sh user [ARGUMENTS]         gdpcache bench against a server on the GPU
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export GDPCACHE_GOLDEN_DIRECTORY="$here/golden"
+
+# A server on the GPU until the script ends, on loopback and on $socket.
+serve() {
+  socket=$(mktemp -d)/socket
+  "$here/gdpcached" --backend cuda --listen 127.0.0.1:7411 --unix "$socket" >"$socket.ready" &
+  trap 'kill $!' EXIT
+  until grep -q ready "$socket.ready"; do sleep 0.1; done
+  cat "$socket.ready"
+}
+
 case "${1:-}" in
   tests)
     "$here/gdpcache_kernel_tests" --gtest_filter="${2:-*Cuda*}"
@@ -41,11 +52,7 @@ case "${1:-}" in
     "$here/gdpcache_cuda_general_bench"
     ;;
   replay)
-    socket=$(mktemp -d)/socket
-    "$here/gdpcached" --backend cuda --listen 127.0.0.1:7411 --unix "$socket" >"$socket.ready" &
-    trap 'kill $!' EXIT
-    until grep -q ready "$socket.ready"; do sleep 0.1; done
-    cat "$socket.ready"
+    serve
     failed=0
     for batch in "$here"/golden/*.safetensors; do
       for server in 127.0.0.1:7411 "unix:$socket"; do
@@ -73,8 +80,13 @@ case "${1:-}" in
     shift
     GDPCACHED_PROGRAM="$here/gdpcached" "$here/gdpcache_service_bench" --backend cuda "$@"
     ;;
+  user)
+    shift
+    serve
+    "$here/gdpcache" bench --server "unix:$socket" "$@"
+    ;;
   *)
-    sed -n '2,13p' "$0" >&2
+    sed -n '2,14p' "$0" >&2
     exit 2
     ;;
 esac
