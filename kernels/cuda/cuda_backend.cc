@@ -160,33 +160,80 @@ bool Pack(absl::Span<const ByteRun> runs, InlineRuns& packed) {
   return true;
 }
 
+absl::Status LaunchPacked(const InlineRuns& packed, std::int64_t count, std::int64_t bytes, const CudaStream& stream) {
+  return ToStatus(LaunchCopyRuns(nullptr, packed, count, bytes, stream.get()), "launching a copy");
+}
+
 absl::Status QueueRuns(absl::Span<const ByteRun> runs, std::int64_t bytes, CudaStream& stream) {
-  if (runs.empty()) return absl::OkStatus();
   const auto count = static_cast<std::int64_t>(runs.size());
   InlineRuns packed;
-  if (Pack(runs, packed)) {
-    return ToStatus(LaunchCopyRuns(nullptr, packed, count, bytes, stream.get()), "launching a copy");
-  }
+  if (Pack(runs, packed)) return LaunchPacked(packed, count, bytes, stream);
   const auto launch = [&](const ByteRun* uploaded) { return LaunchCopyRuns(uploaded, {}, count, bytes, stream.get()); };
   return LaunchUploaded(runs, launch, stream);
 }
 
-/// Copies, and clears where there is no source, within the device's memory: one launch for all of a size.
-absl::Status QueueDeviceCopies(std::vector<ByteCopy> copies, CudaStream& stream) {
-  std::stable_sort(copies.begin(), copies.end(), [](const ByteCopy& a, const ByteCopy& b) { return a.size < b.size; });
-  std::vector<ByteRun> runs;
-  for (auto first = copies.begin(); first != copies.end();) {
-    const std::size_t size = first->size;
-    const auto last = std::find_if(first, copies.end(), [&](const ByteCopy& copy) { return copy.size != size; });
-    runs.clear();
-    std::transform(first, last, std::back_inserter(runs), [](const ByteCopy& copy) {
-      return ByteRun{copy.destination, copy.source};
-    });
-    first = last;
-    if (absl::Status status = QueueRuns(runs, static_cast<std::int64_t>(size), stream); !status.ok()) return status;
+/// Copies, and clears where there is no source, within the device's memory: one launch for all of a size. What can be
+/// refused has been granted once Prepare returns, so that a call queues all of its work or none.
+class DeviceCopies {
+ public:
+  static absl::StatusOr<DeviceCopies> Prepare(std::vector<ByteCopy> copies, CudaStream& stream) {
+    std::stable_sort(copies.begin(), copies.end(),
+                     [](const ByteCopy& a, const ByteCopy& b) { return a.size < b.size; });
+    DeviceCopies prepared;
+    for (const ByteCopy& copy : copies) {
+      if (prepared.groups_.empty() || prepared.groups_.back().bytes != static_cast<std::int64_t>(copy.size)) {
+        prepared.groups_.push_back({prepared.runs_.size(), 0, static_cast<std::int64_t>(copy.size)});
+      }
+      prepared.runs_.push_back({copy.destination, copy.source});
+      ++prepared.groups_.back().count;
+    }
+    InlineRuns packed;
+    if (std::all_of(prepared.groups_.begin(), prepared.groups_.end(),
+                    [&](const Group& group) { return Pack(prepared.RunsOf(group), packed); })) {
+      return prepared;
+    }
+    absl::StatusOr<CudaStream::Scratch*> scratch = stream.AcquireScratch(prepared.runs_.size() * sizeof(ByteRun));
+    if (!scratch.ok()) return scratch.status();
+    prepared.scratch_ = *scratch;
+    return prepared;
   }
-  return absl::OkStatus();
-}
+
+  absl::Status Launch(CudaStream& stream) const {
+    const ByteRun* uploaded = nullptr;
+    if (scratch_ != nullptr) {
+      std::copy(runs_.begin(), runs_.end(), reinterpret_cast<ByteRun*>(scratch_->host()));
+      if (absl::Status status = stream.Upload(*scratch_, runs_.size() * sizeof(ByteRun)); !status.ok()) return status;
+      uploaded = reinterpret_cast<const ByteRun*>(scratch_->device());
+    }
+    absl::Status launched;
+    for (const Group& group : groups_) {
+      const auto count = static_cast<std::int64_t>(group.count);
+      InlineRuns packed;
+      launched.Update(Pack(RunsOf(group), packed)
+                          ? LaunchPacked(packed, count, group.bytes, stream)
+                          : ToStatus(LaunchCopyRuns(uploaded + group.first, {}, count, group.bytes, stream.get()),
+                                     "launching a copy"));
+    }
+    if (scratch_ != nullptr) launched.Update(stream.Release(scratch_));
+    return launched;
+  }
+
+ private:
+  /// Runs of one size.
+  struct Group {
+    std::size_t first;
+    std::size_t count;
+    std::int64_t bytes;
+  };
+
+  absl::Span<const ByteRun> RunsOf(const Group& group) const {
+    return absl::MakeConstSpan(runs_).subspan(group.first, group.count);
+  }
+
+  std::vector<ByteRun> runs_;
+  std::vector<Group> groups_;
+  CudaStream::Scratch* scratch_ = nullptr;  // for all runs, unless every group travels with its launch
+};
 
 /// What has been allocated on the device. Thread-safe.
 class DeviceMemory {
@@ -434,8 +481,10 @@ absl::Status CudaBackend::CopyBytes(absl::Span<const ByteCopy> copies, Stream& s
                            memory_.Holds(copy.source, copy.size);
     (is_within ? within : others).push_back(copy);
   }
+  const absl::StatusOr<DeviceCopies> prepared = DeviceCopies::Prepare(std::move(within), cuda_stream);
+  if (!prepared.ok()) return prepared.status();
   if (absl::Status status = QueueCopies(others, cuda_stream.get()); !status.ok()) return status;
-  return QueueDeviceCopies(std::move(within), cuda_stream);
+  return prepared->Launch(cuda_stream);
 }
 
 absl::Status CudaBackend::CopyBytesAhead(absl::Span<const ByteCopy> copies, Stream& stream) {
@@ -455,16 +504,22 @@ absl::Status CudaBackend::ZeroBytes(absl::Span<const ByteRange> ranges, Stream& 
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
   auto& cuda_stream = static_cast<CudaStream&>(stream);
   std::vector<ByteCopy> within;
+  std::vector<ByteRange> others;
   for (const ByteRange& range : ranges) {
     if (range.size == 0) continue;
     if (ranges.size() > 1 && range.size % kRunAlignment == 0 && AlignedForRuns(range.data) &&
         memory_.Holds(range.data, range.size)) {
       within.push_back({range.data, nullptr, range.size});
     } else {
-      GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(range.data, 0, range.size, cuda_stream.get()));
+      others.push_back(range);
     }
   }
-  return QueueDeviceCopies(std::move(within), cuda_stream);
+  const absl::StatusOr<DeviceCopies> prepared = DeviceCopies::Prepare(std::move(within), cuda_stream);
+  if (!prepared.ok()) return prepared.status();
+  for (const ByteRange& range : others) {
+    GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(range.data, 0, range.size, cuda_stream.get()));
+  }
+  return prepared->Launch(cuda_stream);
 }
 
 absl::StatusOr<std::int64_t> CudaBackend::FindNonFinite(absl::Span<const FiniteCheck> ranges, Stream& stream) {

@@ -375,6 +375,45 @@ TEST_P(MemoryTest, RunningOutOfDeviceMemoryLosesNothing) {
   }
 }
 
+TEST_P(MemoryTest, ManyCopiesThatFindNoMemoryForTheirListChangeNothing) {
+  if (is_cpu()) GTEST_SKIP() << "needs no list of its copies";
+  constexpr std::size_t kSmall = 1000;    // copies of 16 bytes: their list fits where that of an earlier call was
+  constexpr std::size_t kLarge = 300000;  // copies of 32 bytes
+  const std::vector<std::byte> before(kSmall * 32 + kLarge * 64 + 1, std::byte{0x11});
+  const std::vector<std::byte> pattern(64, std::byte{0x77});
+  const auto from = Place(pattern);
+  const auto to = Place(before);
+  std::vector<kernels::ByteCopy> copies = {{to->data() + before.size() - 1, from->data(), 1}};
+  for (std::size_t i = 0; i < kSmall; ++i) copies.push_back({to->data() + i * 32, from->data(), 16});
+  ASSERT_TRUE(backend().CopyBytes(absl::MakeConstSpan(copies).subspan(1), stream()).ok());
+  ASSERT_TRUE(backend().Synchronize(stream()).ok());
+  to->Upload(before);
+  std::vector<kernels::ByteRange> ranges = {{to->data() + before.size() - 1, 1}};
+  for (std::size_t i = 0; i < kSmall; ++i) ranges.push_back({to->data() + i * 32, 16});
+  for (std::size_t i = 0; i < kLarge; ++i) {
+    copies.push_back({to->data() + kSmall * 32 + i * 64, from->data(), 32});
+    ranges.push_back({to->data() + kSmall * 32 + i * 64, 32});
+  }
+
+  std::vector<kernels::Buffer> taken;
+  for (auto size = static_cast<std::size_t>(backend().device_info().memory_bytes); size >= std::size_t{1} << 20;) {
+    auto buffer = backend().Allocate(size, MemoryKind::kDevice);
+    if (buffer.ok()) {
+      taken.push_back(*std::move(buffer));
+    } else {
+      size /= 2;
+    }
+  }
+  EXPECT_EQ(backend().CopyBytes(copies, stream()).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(backend().ZeroBytes(ranges, stream()).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(to->Download() == before);
+
+  taken.clear();
+  EXPECT_TRUE(backend().CopyBytes(copies, stream()).ok());
+  const std::vector<std::byte> after = to->Download();
+  EXPECT_EQ(std::count(after.begin(), after.end(), std::byte{0x77}), kSmall * 16 + kLarge * 32 + 1);
+}
+
 TEST_P(MemoryTest, StateCopiesOfWrongFormAreRefused) {
   const kernels::RecurrenceShape shape{.heads = 2, .key_dim = 3, .value_dim = 5};
   const auto memory = Place(std::vector<std::byte>(120));
