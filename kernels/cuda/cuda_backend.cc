@@ -377,8 +377,13 @@ absl::Status CudaBackend::RunHopper(const LaunchShape& shape, const std::vector<
   Descriptors descriptors(sequences);
   HopperArguments arguments;
   arguments.shape = shape;
-  arguments.tiling = ChooseHopperTiling(shape, static_cast<std::int64_t>(sequences.size()), sequences.front()->length,
-                                        limits_.multiprocessors);
+  int boundary_bytes = 0;
+  for (const SequenceDescriptor& sequence : descriptors.sequences) {
+    const StateReference& all = sequence.all_boundaries;
+    if (all.data != nullptr) boundary_bytes = std::max(boundary_bytes, all.dtype == shape.input_dtype ? 2 : 4);
+  }
+  arguments.tiling = ChooseHopperTiling(shape, {static_cast<std::int64_t>(sequences.size()), sequences.front()->length,
+                                                boundary_bytes, limits_.multiprocessors});
   arguments.items = static_cast<std::int64_t>(sequences.size()) * shape.heads *
                     (arguments.tiling.value_tiles / arguments.tiling.cluster);
   const HopperMaps maps(shape, arguments.tiling, absl::MakeSpan(descriptors.sequences));

@@ -63,7 +63,7 @@ template <typename P>
 __device__ void LoadChunks(const Context<P>& context, int rank, int lane) {
   constexpr std::uint16_t kAllBlocks = (1 << P::kCluster) - 1;
   const LaunchShape& shape = context.arguments->shape;
-  const std::uint64_t once = ptx::UsedOnce();
+  const std::uint64_t as_usual = ptx::UsedAsUsual();
   const std::uint64_t again = ptx::UsedAgain();
   RingPosition position;
   RingPosition value;
@@ -105,7 +105,7 @@ __device__ void LoadChunks(const Context<P>& context, int rank, int lane) {
           }
           ptx::Wait(context.value_empty(value.slot), value.parity ^ 1);
           if (lane == 0) {
-            ptx::LoadBox(context.values(value.slot), maps + 2, context.w_full(stage), item.column, head, row, once);
+            ptx::LoadBox(context.values(value.slot), maps + 2, context.w_full(stage), item.column, head, row, as_usual);
           }
           if constexpr (P::kSplit) {
             ptx::Wait(context.k_empty(stage), position.parity ^ 1);
@@ -172,8 +172,9 @@ __device__ void LoadChunks(const Context<P>& context, int rank, int lane) {
   });
 }
 
-/// Warp 9: 2^(g[last] - g) of each token, two tokens a lane, and the chunk's decay 2^g[last]; the loads of the next
-/// chunks are in flight while a chunk's factors are formed.
+/// Warp 9: 2^(g[last] - g) of each token, two tokens a lane, and the chunk's decay 2^g[last]. g comes by asynchronous
+/// copies, several chunks ahead: loads into registers would be waited for in groups, so that the latest of them, not
+/// the oldest, would set the pace.
 template <typename P>
 __device__ void ComputeFactors(const Context<P>& context, int lane) {
   const std::int64_t heads = context.arguments->shape.heads;
@@ -182,27 +183,41 @@ __device__ void ComputeFactors(const Context<P>& context, int lane) {
     const SequenceDescriptor& sequence = item.sequence;
     const int chunks = Chunks(sequence);
     const float* g = sequence.g == nullptr ? nullptr : sequence.g + item.head;
-    const auto load = [&](int chunk, int token) {
-      const std::int64_t row = static_cast<std::int64_t>(chunk) * kChunk + token;
-      return g != nullptr && row < sequence.length ? g[row * heads] : 0.0F;
+    // Each lane reads what it has itself copied, so no other needs to know that it is there.
+    const auto fetch = [&](int chunk) {
+      if (g != nullptr && chunk < chunks) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int token = lane + half * 32;
+          const std::int64_t row = static_cast<std::int64_t>(chunk) * kChunk + token;
+          const bool present = row < sequence.length;
+          ptx::CopyAsync4(context.g(chunk % P::kGSlots) + token * 4, g + (present ? row * heads : 0), present);
+        }
+      }
+      ptx::CommitCopies();
     };
-    float low[2] = {load(0, lane), load(1, lane)};
-    float high[2] = {load(0, lane + 32), load(1, lane + 32)};
+#pragma unroll
+    for (int c = 0; c < P::kGSlots; ++c) fetch(c);
 #pragma unroll 1
     for (int c = 0; c < chunks; ++c) {
-      const float g_low = low[0];
-      const float g_high = high[0];
-      low[0] = low[1];
-      high[0] = high[1];
-      low[1] = load(c + 2, lane);
-      high[1] = load(c + 2, lane + 32);
+      ptx::WaitForCopiesBut<P::kGSlots - 1>();
+      float g_low = 0.0F;
+      float g_high = 0.0F;
+      if (g != nullptr) {
+        const auto* tokens = context.template at<volatile float>(context.g(c % P::kGSlots));
+        g_low = tokens[lane];
+        g_high = tokens[lane + 32];
+      }
       const std::int64_t left = sequence.length - static_cast<std::int64_t>(c) * kChunk;
       const int last = static_cast<int>(min(static_cast<std::int64_t>(kChunk), left)) - 1;
       const float g_last = __shfl_sync(0xffffffffU, last < 32 ? g_low : g_high, last & 31);
+      const float factor_low = exp2f(g_last - g_low);
+      const float factor_high = exp2f(g_last - g_high);
+      fetch(c + P::kGSlots);
       ptx::Wait(context.k_empty(position.slot), position.parity ^ 1);
       float* factors = context.factors(position.slot);
-      factors[lane] = exp2f(g_last - g_low);
-      factors[lane + 32] = exp2f(g_last - g_high);
+      factors[lane] = factor_low;
+      factors[lane + 32] = factor_high;
       if (lane == 0) factors[kChunk] = exp2f(g_last);
       ArriveAsWarp(context.k_full(position.slot), lane);
       position.Advance(P::kStages);
@@ -218,7 +233,6 @@ __device__ void LoadInitialStates(const Context<P>& context, int lane) {
   const LaunchShape& shape = context.arguments->shape;
   const CUtensorMap* map = context.maps() + kInitialStateMap;
   if (context.maps_uploaded() && lane == 0) ptx::AcquireTensorMap(map);
-  const std::uint64_t policy = ptx::UsedOnce();
   RingPosition position;
   ForEachItem(context, lane, [&](const Item& item) {
     ptx::Wait(context.state_empty(position.slot), position.parity ^ 1);
@@ -235,7 +249,7 @@ __device__ void LoadInitialStates(const Context<P>& context, int lane) {
 #pragma unroll
       for (int box = 0; box < P::kTile / P::kStateColumns; ++box) {
         ptx::LoadStateBox(buffer + box * P::kStateBoxBytes, map, full, item.column + box * P::kStateColumns,
-                          static_cast<int>(item.head), sequence.initial_state_index, policy);
+                          static_cast<int>(item.head), sequence.initial_state_index);
       }
       return;
     }

@@ -34,31 +34,24 @@ class NarrowProducts {
   }
 
   __device__ __forceinline__ void Run(const Item& item) {
-    const SequenceDescriptor& sequence = item.sequence;
-    const int chunks = Chunks(sequence);
-    const int last_rows = Uniform(static_cast<int>(sequence.length - static_cast<std::int64_t>(chunks - 1) * kChunk));
-    const bool wants_values = Uniform(sequence.v_new != nullptr) != 0;
-    const bool packed = PacksBoundaries(sequence);
-    const bool has_final = Uniform(sequence.slot.data != nullptr || sequence.final_state.data != nullptr) != 0;
-    BoundaryCursor cursor(sequence, context_.boundaries(), num_householder_);
-    if (!packed) cursor.Pass(0);  // as it was loaded, boundary 0 is not ours to store
+    Task task(item.sequence, context_.boundaries(), num_householder_);
 
     ptx::Wait(context_.state_full(incoming_.slot), incoming_.parity);
     ReadState(context_.state(incoming_.slot));
     ArriveAsWarp(context_.state_empty(incoming_.slot), lane_);
     incoming_.Advance(P::kIncomingBuffers);
 
-    if (chunks > 0) {
+    if (task.chunks > 0) {
       ptx::Wait(context_.w_full(position_.slot), position_.parity);
       StartChunk();
     }
     int finished = -1;  // the stage of the chunk before
     int finished_value = 0;
 #pragma unroll 1
-    for (int c = 0; c < chunks; ++c) {
-      const bool wants_boundary = cursor.Next() == c;
-      const bool more = c + 1 < chunks;
-      const int rows = more ? kChunk : last_rows;
+    for (int c = 0; c < task.chunks; ++c) {
+      const bool wants_boundary = task.cursor.Next() == c;
+      const bool more = c + 1 < task.chunks;
+      const int rows = more ? kChunk : task.last_rows;
       const int stage = position_.slot;
       const std::uint32_t parity = position_.parity;
       const int value = value_.slot;
@@ -66,7 +59,7 @@ class NarrowProducts {
       value_.Advance(P::kValueSlots);
 
       // S as an operand, which a boundary in the same format can be too.
-      const bool leaves_packed = wants_boundary && packed;
+      const bool leaves_packed = wants_boundary && task.packed;
       std::uint32_t operand = context_.state_term(0);
       if (leaves_packed) {
         ptx::Wait(context_.state_empty(outgoing_.slot), outgoing_.parity ^ 1);
@@ -100,7 +93,7 @@ class NarrowProducts {
         LoadFactors(stage);
       }
       if (rows < kChunk) ClearKeysFrom(context_, stage, rows, thread_);
-      const bool leaves_whole = wants_boundary && !packed;
+      const bool leaves_whole = wants_boundary && !task.packed;
       if (leaves_whole) StageState();
 #pragma unroll
       for (int group = 0; group < P::kGroups; ++group) {
@@ -138,11 +131,11 @@ class NarrowProducts {
 
       // In its shadow: v_new takes the place of u, the next chunk's u comes.
       if (leaves_whole) SendState();
-      if (wants_boundary) cursor.Pass(c);
+      if (wants_boundary) task.cursor.Pass(c);
       Packed values;
 #pragma unroll
       for (int i = 0; i < P::kTile / 4; ++i) values[i] = Pack<T>(x_[2 * i], x_[2 * i + 1]);
-      if (wants_values) StoreTile(context_.values(value), values);
+      if (task.wants_values) StoreTile(context_.values(value), values);
       if (more) {
         if (P::kSplit) ptx::Wait(context_.w_full(position_.slot), position_.parity);
         StartChunk();
@@ -154,10 +147,10 @@ class NarrowProducts {
       finished_value = value;
     }
 
-    if (has_final) StageState();
+    if (task.has_final) StageState();
     SyncForProducts();
     if (finished >= 0) Release(finished, finished_value);
-    if (has_final) SendState();
+    if (task.has_final) SendState();
   }
 
  private:

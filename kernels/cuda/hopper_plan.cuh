@@ -43,30 +43,31 @@ struct Item {
 };
 
 /// How the work is cut and the shared memory divided: keys padded to Keys, tiles of Tile value columns, Cluster thread
-/// blocks that work on neighbouring tiles of one head and share w and k; for sequences so short that their initial
-/// states count for more, or for others; with S and x as one term in the products or, for high precision, as two.
-template <int Keys, int Tile, int Cluster, bool Short, bool High>
+/// blocks that work on neighbouring tiles of one head and share w and k; with S and x as one term in the products or,
+/// for high precision, as two.
+template <int Keys, int Tile, int Cluster, HopperBuffers Buffers, bool High>
 struct Plan {
   static constexpr int kKeys = Keys;
   static constexpr int kTile = Tile;
   static constexpr int kCluster = Cluster;
-  static constexpr bool kShort = Short;
+  static constexpr bool kShort = Buffers == HopperBuffers::kShort;
+  static constexpr bool kDeep = Buffers == HopperBuffers::kDeep;
   static constexpr int kTerms = High ? 2 : 1;
   // All lanes of the loader arrive where its copies by rows are to be asynchronous.
-  static constexpr int kLoaderArrivals = Short || kAllArrive ? 32 : 1;
+  static constexpr int kLoaderArrivals = kShort || kAllArrive ? 32 : 1;
   static constexpr int kGroups = Keys / 64;
 
   // Whether S^T rather than S lies in registers: see hopper_wide_products.cuh and hopper_narrow_products.cuh.
   static constexpr bool kWide = !High && Keys <= 128 && Tile >= 32;
   static constexpr bool kSplit = Keys > 128;  // k has barriers of its own, which makes the most of few stages
 
-  static constexpr int kStages = Short || Keys > 128                   ? 2
-                                 : Keys == 128 && (High || Tile == 64) ? 3
-                                 : Keys == 128                         ? 4
-                                                                       : 5;
+  static constexpr int kStages = kShort || Keys > 128       ? 2
+                                 : Keys == 64 || Tile == 16 ? 5
+                                 : High || Tile == 64       ? (kDeep ? 4 : 3)
+                                                            : (kDeep ? 5 : 4);
   static constexpr int kValueSlots = Tile == 64 && Keys == 128 ? 4 : 6;
-  static constexpr int kStateBuffers = Keys == 192 || (Keys == 128 && Tile == 64 && !Short) ? 3 : 4;
-  static constexpr int kIncomingBuffers = Keys == 64 || Short ? 2 : 1;  // of them, for initial states
+  static constexpr int kStateBuffers = kDeep ? 2 : Keys == 192 || (Keys == 128 && Tile == 64 && !kShort) ? 3 : 4;
+  static constexpr int kIncomingBuffers = Keys == 64 || kShort ? 2 : 1;  // of them, for initial states
 
   // Everything that lies in rows of value columns is swizzled over them, as tensor copies and products expect it.
   static constexpr int kRowBytes = Tile * 2;                   // of u, v_new, S and x in 16-bit elements
@@ -78,14 +79,16 @@ struct Plan {
   static constexpr int kValueBytes = kChunk * kRowBytes;     // u, v_new or x of a chunk
   static constexpr int kTermBytes = Keys * kRowBytes;        // S in 16-bit elements
   static constexpr int kStateBytes = Keys * Tile * 4;
-  static constexpr int kFactorFloats = kChunk + 4;  // a factor per token, then the chunk's decay
+  static constexpr int kFactorFloats = kChunk + 4;             // a factor per token, then the chunk's decay
+  static constexpr int kGSlots = Tile == 64 && kDeep ? 3 : 4;  // chunks whose g is under way
 
   static constexpr int kUOffset = 2 * kStages * kOperandBytes;
   static constexpr int kTermOffset = kUOffset + kValueSlots * kValueBytes;
   static constexpr int kXOffset = kTermOffset + (kWide ? 0 : kTerms * kTermBytes);
   static constexpr int kStateOffset = kXOffset + (kWide ? 0 : kTerms * kValueBytes);
   static constexpr int kFactorOffset = kStateOffset + kStateBuffers * kStateBytes;
-  static constexpr int kItemOffset = kFactorOffset + kStages * kFactorFloats * 4;
+  static constexpr int kGOffset = kFactorOffset + kStages * kFactorFloats * 4;
+  static constexpr int kItemOffset = kGOffset + kGSlots * kChunk * 4;
   static constexpr int kNumberOffset = kItemOffset + kItemSlots * static_cast<int>(sizeof(Item));
   static constexpr int kBarrierOffset = kNumberOffset + kItemSlots * 8;
   static constexpr int kBarriers = 4 * kStages + 2 * kValueSlots + 4 * kItemSlots + 2 * kStateBuffers;
@@ -126,6 +129,7 @@ struct Context {
   __device__ std::uint32_t state_term(int term) const { return shared + P::kTermOffset + term * P::kTermBytes; }
   __device__ std::uint32_t x_term(int term) const { return shared + P::kXOffset + term * P::kValueBytes; }
   __device__ std::uint32_t state(int buffer) const { return shared + P::kStateOffset + buffer * P::kStateBytes; }
+  __device__ std::uint32_t g(int slot) const { return shared + P::kGOffset + slot * kChunk * 4; }
   __device__ std::uint32_t number(int slot) const { return shared + P::kNumberOffset + slot * 8; }
 
   /// What is at such an address.
@@ -304,6 +308,27 @@ class BoundaryCursor {
   int num_householder_;
   int next_of_all_;
   int next_single_ = kNone;
+};
+
+/// What the product warps have to do for an item.
+struct Task {
+  int chunks;
+  int last_rows;  // of the last chunk
+  bool wants_values;
+  bool packed;
+  bool has_final;
+  BoundaryCursor cursor;
+
+  __device__ __forceinline__ Task(const SequenceDescriptor& sequence, const BoundaryDescriptor* boundaries,
+                                  int num_householder)
+      : chunks(Chunks(sequence)),
+        last_rows(Uniform(static_cast<int>(sequence.length - static_cast<std::int64_t>(chunks - 1) * kChunk))),
+        wants_values(Uniform(sequence.v_new != nullptr) != 0),
+        packed(PacksBoundaries(sequence)),
+        has_final(Uniform(sequence.slot.data != nullptr || sequence.final_state.data != nullptr) != 0),
+        cursor(sequence, boundaries, num_householder) {
+    if (!packed) cursor.Pass(0);  // as it was loaded, boundary 0 is not theirs to store
+  }
 };
 
 }  // namespace gdpcache::kernels::cuda::hopper

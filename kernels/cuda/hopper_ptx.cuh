@@ -94,36 +94,20 @@ __device__ __forceinline__ void SyncCluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/// Whether the phase of parity `parity` is complete.
-__device__ __forceinline__ bool IsComplete(std::uint32_t barrier, std::uint32_t parity) {
-  std::uint32_t complete = 0;
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, done;\n"
-      "}\n"
-      : "=r"(complete)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return complete != 0;
-}
-
 // Copies.
 
 __device__ __forceinline__ void AcquireTensorMap(const CUtensorMap* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 
-/// A cache policy for what is used only once: it makes room in the L2 cache first, so that operands which several
-/// thread blocks read stay there.
-__device__ __forceinline__ std::uint64_t UsedOnce() {
+/// The L2 cache's usual policy.
+__device__ __forceinline__ std::uint64_t UsedAsUsual() {
   std::uint64_t policy = 0;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-/// A cache policy for what other thread blocks will use again.
+/// The policy for what other thread blocks will use again: it stays in the L2 cache before all else.
 __device__ __forceinline__ std::uint64_t UsedAgain() {
   std::uint64_t policy = 0;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -153,22 +137,20 @@ __device__ __forceinline__ void LoadBoxForAll(std::uint32_t destination, const C
 
 /// One box of a [count, heads, keys, width] tensor of states into shared memory, from key 0 on.
 __device__ __forceinline__ void LoadStateBox(std::uint32_t destination, const CUtensorMap* map, std::uint32_t barrier,
-                                             int column, int head, int state, std::uint64_t policy) {
+                                             int column, int head, int state) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(column), "r"(0), "r"(head), "r"(state), "l"(policy)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(column), "r"(0), "r"(head), "r"(state)
       : "memory");
 }
 
 /// Queues the store of such a box; what lies outside the tensor is left out.
 __device__ __forceinline__ void StoreStateBox(const CUtensorMap* map, std::uint32_t source, int column, int head,
-                                              int state, std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], "
-      "%6;" ::"l"(map),
-      "r"(source), "r"(column), "r"(0), "r"(head), "r"(state), "l"(policy)
-      : "memory");
+                                              int state) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(source), "r"(column), "r"(0), "r"(head), "r"(state)
+               : "memory");
 }
 
 /// Waits until this thread's queued stores have read their sources.
@@ -177,16 +159,30 @@ __device__ __forceinline__ void WaitForStoredReads() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-__device__ __forceinline__ void StoreGlobal16(void* destination, uint4 value, std::uint64_t policy) {
-  asm volatile(
-      "st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(__cvta_generic_to_global(destination)),
-      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "l"(policy));
+__device__ __forceinline__ void StoreGlobal16(void* destination, uint4 value) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(destination)), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w));
 }
 
 /// Queues the copy of 16 bytes, or of as many zeros where there is no source.
 __device__ __forceinline__ void CopyAsync16(std::uint32_t destination, const void* source, bool present) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(present ? 16 : 0)
                : "memory");
+}
+
+/// Queues the copy of 4 bytes, or of as many zeros where there is no source.
+__device__ __forceinline__ void CopyAsync4(std::uint32_t destination, const void* source, bool present) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source), "r"(present ? 4 : 0)
+               : "memory");
+}
+
+/// Makes a group of this thread's cp.async copies since the last.
+__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Waits for all of this thread's groups of copies but the latest kGroups.
+template <int kGroups>
+__device__ __forceinline__ void WaitForCopiesBut() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
 /// Waits for all of this thread's cp.async copies.

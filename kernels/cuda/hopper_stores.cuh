@@ -41,7 +41,6 @@ __device__ __forceinline__ void WriteRows(std::byte* destination, std::int64_t r
   if (piece >= pieces) return;
   std::byte* to = destination + thread / kPieces * row_bytes + piece * 16;
   const std::int64_t stride = kRows * row_bytes;
-  const std::uint64_t policy = ptx::UsedOnce();
 #pragma unroll 1
   for (int row = thread / kPieces; row < rows; row += kBatch * kRows) {
     uint4 held[kBatch];
@@ -51,7 +50,7 @@ __device__ __forceinline__ void WriteRows(std::byte* destination, std::int64_t r
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (row + i * kRows < rows) ptx::StoreGlobal16(to, held[i], policy);
+      if (row + i * kRows < rows) ptx::StoreGlobal16(to, held[i]);
       to += stride;
     }
   }
@@ -97,7 +96,6 @@ __device__ void WriteStates(const Context<P>& context, int thread) {
   const int num_householder = static_cast<int>(shape.num_householder);
   const std::int64_t head_elements = static_cast<std::int64_t>(shape.key_dim) * shape.value_dim;
   const int lane = thread % 32;
-  const std::uint64_t policy = ptx::UsedOnce();
   const CUtensorMap* slot_map = context.maps() + kSlotMap;
   const CUtensorMap* boundary_map = context.maps() + kBoundaryMap;
   if (context.maps_uploaded() && thread == 0) {
@@ -148,7 +146,7 @@ __device__ void WriteStates(const Context<P>& context, int thread) {
           const int column = box * P::kStateColumns;
           if (column < columns && !(is_packed && box > 0)) {
             ptx::StoreStateBox(map, boxes + box * P::kStateBoxBytes, first_column + column, static_cast<int>(head),
-                               state, policy);
+                               state);
           }
         }
       }
@@ -202,7 +200,6 @@ __device__ void WriteValues(const Context<P>& context, int lane) {
   const std::int64_t token_bytes = heads * value_dim * 2;
   const int row = lane / kPieces;
   const int piece = lane % kPieces;
-  const std::uint64_t policy = ptx::UsedOnce();
   RingPosition position;
   ForEachItem(context, lane, [&](const Item& item) {
     const SequenceDescriptor& sequence = item.sequence;
@@ -230,7 +227,7 @@ __device__ void WriteValues(const Context<P>& context, int lane) {
           }
 #pragma unroll
           for (int i = 0; i < kBatch; ++i) {
-            if (first + i * kRows < rows && inside) ptx::StoreGlobal16(to, held[i], policy);
+            if (first + i * kRows < rows && inside) ptx::StoreGlobal16(to, held[i]);
             to += kRows * token_bytes;
           }
         }

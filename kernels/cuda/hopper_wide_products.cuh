@@ -40,14 +40,7 @@ class WideProducts {
   }
 
   __device__ __forceinline__ void Run(const Item& item) {
-    const SequenceDescriptor& sequence = item.sequence;
-    const int chunks = Chunks(sequence);
-    const int last_rows = Uniform(static_cast<int>(sequence.length - static_cast<std::int64_t>(chunks - 1) * kChunk));
-    const bool wants_values = Uniform(sequence.v_new != nullptr) != 0;
-    const bool packed = PacksBoundaries(sequence);
-    const bool has_final = Uniform(sequence.slot.data != nullptr || sequence.final_state.data != nullptr) != 0;
-    BoundaryCursor cursor(sequence, context_.boundaries(), num_householder_);
-    if (!packed) cursor.Pass(0);  // as it was loaded, boundary 0 is not ours to store
+    Task task(item.sequence, context_.boundaries(), num_householder_);
 
     ptx::Wait(context_.state_full(incoming_.slot), incoming_.parity);
     ReadState(context_.state(incoming_.slot));
@@ -56,13 +49,13 @@ class WideProducts {
 
 #pragma unroll
     for (int i = 0; i < 32; ++i) x_[i] = 0.0F;
-    mapped_ = Uniform(sequence.map_index >= 0) != 0;
-    if (chunks > 0) StartChunk();
+    mapped_ = Uniform(item.sequence.map_index >= 0) != 0;
+    if (task.chunks > 0) StartChunk();
 #pragma unroll 1
-    for (int c = 0; c < chunks; ++c) {
-      const bool wants_boundary = cursor.Next() == c;
-      const bool more = c + 1 < chunks;
-      const int rows = more ? kChunk : last_rows;
+    for (int c = 0; c < task.chunks; ++c) {
+      const bool wants_boundary = task.cursor.Next() == c;
+      const bool more = c + 1 < task.chunks;
+      const int rows = more ? kChunk : task.last_rows;
       const int stage = position_.slot;
       const int value = value_.slot;
       position_.Advance(P::kStages);
@@ -94,14 +87,14 @@ class WideProducts {
       if (wants_boundary) {
         ptx::Wait(context_.state_empty(outgoing_.slot), outgoing_.parity ^ 1);
         const std::uint32_t state = context_.state(outgoing_.slot);
-        if (packed) {
+        if (task.packed) {
 #pragma unroll
           for (int group = 0; group < P::kGroups; ++group) StoreTile(state + group * 64 * P::kRowBytes, left_[group]);
         } else {
           StageState(state);
         }
         SendState();
-        cursor.Pass(c);
+        task.cursor.Pass(c);
       }
       if (rows < kChunk) ClearKeysFrom(context_, stage, rows, thread_);
 #pragma unroll
@@ -147,7 +140,7 @@ class WideProducts {
       ptx::CommitProducts();
 
       // In its shadow: v_new takes the place of u, the next chunk's u comes.
-      if (wants_values) StoreTile(context_.values(value), values);
+      if (task.wants_values) StoreTile(context_.values(value), values);
       ArriveAsWarp(context_.value_full(value), lane_);
       if (more) StartChunk();
       ptx::WaitForProducts();
@@ -156,7 +149,7 @@ class WideProducts {
       __syncwarp();
       ArriveInCluster<P>(context_.w_empty(stage), lane_);
     }
-    if (has_final) {
+    if (task.has_final) {
       ptx::Wait(context_.state_empty(outgoing_.slot), outgoing_.parity ^ 1);
       StageState(context_.state(outgoing_.slot));
       SendState();

@@ -30,12 +30,19 @@ inline constexpr int kSlotMap = 1;
 inline constexpr int kBoundaryMap = 2;
 inline constexpr int kStateMaps = 3;
 
+/// How a thread block divides its shared memory.
+enum class HopperBuffers : std::int32_t {
+  kUsual,
+  kShort,  // two for initial states; for sequences of no more than kHopperShort tokens
+  kDeep,   // one less for results and a chunk more on its way; for boundaries that are small or rare
+};
+
 /// How a launch is divided among thread blocks.
 struct HopperTiling {
   std::int32_t value_tile = 0;   // columns one thread block works on
   std::int32_t value_tiles = 0;  // of a head
   std::int32_t cluster = 0;      // thread blocks that share w and k; divides value_tiles
-  std::int32_t is_short = 0;     // no sequence is longer than kHopperShort
+  HopperBuffers buffers = HopperBuffers::kUsual;
 };
 
 /// A block of descriptors holds the sequences, longest first, then the boundaries, then the tensor maps.
@@ -56,10 +63,17 @@ bool HopperCovers(const LaunchShape& shape);
 /// Sets the kernels up on the current device; before the first launch there.
 cudaError_t PrepareHopperRecurrence(int multiprocessors);
 
+/// What decides how a launch is divided, besides its shape.
+struct HopperWork {
+  std::int64_t sequences = 0;
+  std::int64_t longest = 0;  // expanded tokens of a sequence
+  int boundary_bytes = 0;    // of an element of all boundaries, as the products stage it; 0: none are wanted
+  int multiprocessors = 0;
+};
+
 /// Narrow tiles where there are few (sequence, head) pairs, so that more multiprocessors share the work; clusters where
-/// they pay. No bit depends on it. `longest` is the most expanded tokens that a sequence has.
-HopperTiling ChooseHopperTiling(const LaunchShape& shape, std::int64_t sequences, std::int64_t longest,
-                                int multiprocessors);
+/// they pay. No bit depends on it.
+HopperTiling ChooseHopperTiling(const LaunchShape& shape, const HopperWork& work);
 
 /// Queues the kernel.
 cudaError_t LaunchHopperRecurrence(const HopperArguments& arguments, cudaStream_t stream);

@@ -42,7 +42,7 @@ absl::Status TensorMapEncoder::Encode(CUtensorMap* map, const void* data, DataTy
                                          : CU_TENSOR_MAP_SWIZZLE_32B;
   const CUresult result = encode_(map, type, kRank, const_cast<void*>(data), map_sizes.data(), map_distances.data(),
                                   map_box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return absl::InternalError(absl::StrCat("CUDA: cuTensorMapEncodeTiled failed with ", static_cast<int>(result),
                                             " for a tensor of ", sizes.back(), " x ... x ", sizes.front()));
