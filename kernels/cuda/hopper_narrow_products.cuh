@@ -67,7 +67,10 @@ class NarrowProducts {
       }
       StoreStateTerms(operand);
       SyncForProducts();
-      if (P::kSplit && finished >= 0) Release(finished, finished_value);  // where stages are few, at once
+      if (P::kSplit && finished >= 0) {  // where stages are few, at once
+        ReleaseStage(finished);
+        SendValues(finished_value);
+      }
 
       // x = u - w S.
       ptx::WaitForProducts();  // none is in flight; lets the compiler see that S may be read below
@@ -85,8 +88,8 @@ class NarrowProducts {
       }
       ptx::CommitProducts();
 
-      // In its shadow: what is ready leaves, and S decays.
-      if (!P::kSplit && finished >= 0) Release(finished, finished_value);
+      // In its shadow: what is ready leaves, v_new last since it is in no hurry, and S decays.
+      if (!P::kSplit && finished >= 0) ReleaseStage(finished);
       if (leaves_packed) SendState();
       if constexpr (P::kSplit) {
         ptx::Wait(context_.k_full(stage), parity);
@@ -102,6 +105,7 @@ class NarrowProducts {
         ptx::PinRegisters(s_[group]);
       }
       if (!P::kSplit && more) ptx::Wait(context_.w_full(position_.slot), position_.parity);
+      if (!P::kSplit && finished >= 0) SendValues(finished_value);
       ptx::WaitForProducts();
       ptx::PinRegisters(x_);
 
@@ -149,7 +153,10 @@ class NarrowProducts {
 
     if (task.has_final) StageState();
     SyncForProducts();
-    if (finished >= 0) Release(finished, finished_value);
+    if (finished >= 0) {
+      ReleaseStage(finished);
+      SendValues(finished_value);
+    }
     if (task.has_final) SendState();
   }
 
@@ -165,9 +172,11 @@ class NarrowProducts {
 
   // Once all product warps have passed such a barrier, one thread speaks for them.
 
-  /// Gives a chunk's stage back to the loaders, and its v_new to the writer.
-  __device__ __forceinline__ void Release(int stage, int value) {
-    ArriveInCluster<P>(context_.k_empty(stage), thread_);
+  /// Gives a chunk's stage back to the loaders.
+  __device__ __forceinline__ void ReleaseStage(int stage) { ArriveInCluster<P>(context_.k_empty(stage), thread_); }
+
+  /// Hands a chunk's v_new to the writer.
+  __device__ __forceinline__ void SendValues(int value) {
     if (kAllArrive || thread_ == 0) ptx::Arrive(context_.value_full(value));
   }
 

@@ -143,7 +143,7 @@ HopperTiling ChooseHopperTiling(const LaunchShape& shape, const HopperWork& work
         best != nullptr && variant.tile < best->tile && pairs * TilesOf(*best, shape) <= work.multiprocessors / 2;
     const bool portions = best != nullptr && best->buffers != kShort && best->tile == kWide &&
                           variant.tile == kNarrow && variant.cluster > 1 && work.boundary_bytes == 4 &&
-                          staged(*best) > kFewStaged && staged(variant) <= kFewStaged;
+                          staged(*best) >= 2 * kFewStaged && staged(variant) <= kFewStaged;
     if (best == nullptr || finds_idle || portions) best = &variant;
   }
   return {best->tile, TilesOf(*best, shape), best->cluster, best->buffers};

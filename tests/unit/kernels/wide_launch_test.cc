@@ -77,6 +77,17 @@ TEST_P(WideLaunchTest, LongSequencesGiveTheBitsOfFewHeads) {
   }
 }
 
+TEST_P(WideLaunchTest, RareBoundariesGiveTheBitsOfFewHeads) {
+  for (const std::int64_t heads : {16, 40}) {
+    for (const auto states_dtype : {DataType::kFloat32, DataType::kBFloat16}) {
+      ProblemSpec spec = Spec(heads, 128, 128, {264, 2});
+      spec.shape.num_householder = 2;
+      spec.states_dtype = states_dtype;
+      ExpectFirstHeadsAlone(backend(), spec, 27);
+    }
+  }
+}
+
 TEST_P(WideLaunchTest, ShortSequencesGiveTheBitsOfFewHeads) {
   for (const auto state_dtype : {DataType::kFloat32, DataType::kBFloat16}) {
     ProblemSpec spec = Spec(16, 128, 128, {1, 64, 130, 2, 0, 1, 1, 66});
