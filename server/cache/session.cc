@@ -1,6 +1,7 @@
 #include "server/cache/session.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "server/cache/errors.h"
@@ -29,9 +30,7 @@ absl::Time Session::expires_at() const {
 
 absl::StatusOr<Session::Call> Session::BeginCall(absl::AnyInvocable<void()> cancel) {
   const std::lock_guard lock(mutex_);
-  if (ended_) {
-    return ResourceError(absl::StatusCode::kNotFound, "session", id_, "the session has ended");
-  }
+  if (ended_) return refusal_;
   calls_.push_front(std::move(cancel));
   return Call(shared_from_this(), calls_.begin());
 }
@@ -43,16 +42,22 @@ void Session::Renew(absl::Time now) {
 
 bool Session::End(absl::AnyInvocable<void()> on_drained) {
   const std::shared_ptr<Session> self = shared_from_this();  // on_drained may hold the last other reference
-  if (!Drain(std::move(on_drained))) return false;
+  absl::Status refusal = ResourceError(absl::StatusCode::kNotFound, "session", id_, "the session has ended");
+  if (!EndWith(std::move(refusal), std::move(on_drained))) return false;
   CancelCalls();
   return true;
 }
 
 bool Session::Drain(absl::AnyInvocable<void()> on_drained) {
+  return EndWith(absl::UnavailableError("the server is draining"), std::move(on_drained));
+}
+
+bool Session::EndWith(absl::Status refusal, absl::AnyInvocable<void()> on_drained) {
   {
     const std::lock_guard lock(mutex_);
     if (ended_) return false;
     ended_ = true;
+    refusal_ = std::move(refusal);
     if (!calls_.empty()) on_drained_ = std::exchange(on_drained, nullptr);
   }
   if (on_drained) on_drained();

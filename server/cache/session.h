@@ -74,7 +74,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   /// Registers a call. `cancel` runs at most once, without a lock held, if the session ends before the call does: it
   /// must make the call end soon and must not block. It may still be running, on another thread, when the call ends.
-  /// NOT_FOUND once the session has ended.
+  /// NOT_FOUND once the session has ended, UNAVAILABLE once it is drained.
   absl::StatusOr<Call> BeginCall(absl::AnyInvocable<void()> cancel);
 
   /// Moves the expiry to `now` + ttl; for calls that last. No effect once ended.
@@ -85,13 +85,16 @@ class Session : public std::enable_shared_from_this<Session> {
   /// the session had already ended.
   bool End(absl::AnyInvocable<void()> on_drained);
 
-  /// As End, but leaves the running calls to end by themselves, or by CancelCalls.
+  /// As End, because the server stops: leaves the running calls to end by themselves, or by CancelCalls.
   bool Drain(absl::AnyInvocable<void()> on_drained);
 
   /// Cancels the running calls of a session that has ended. No effect before, or for calls cancelled already.
   void CancelCalls();
 
  private:
+  /// `refusal` is what calls that come too late are told.
+  bool EndWith(absl::Status refusal, absl::AnyInvocable<void()> on_drained);
+
   const std::string id_;
   const SessionKey key_;
   const std::shared_ptr<Cache> cache_;
@@ -103,6 +106,7 @@ class Session : public std::enable_shared_from_this<Session> {
   mutable std::mutex mutex_;
   absl::Time expires_at_;
   bool ended_ = false;
+  absl::Status refusal_;                         // once ended
   std::list<absl::AnyInvocable<void()>> calls_;  // each with its cancel
   absl::AnyInvocable<void()> on_drained_;
 };

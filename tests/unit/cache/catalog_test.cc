@@ -376,6 +376,9 @@ TEST_F(CatalogTest, DrainingRefusesNewWorkAndWaitsForRunningCalls) {
   EXPECT_EQ(catalog_.session_count(), 1);
   EXPECT_FALSE(cancelled);
   EXPECT_EQ(catalog_.FindSession(busy->id()).status().code(), absl::StatusCode::kUnavailable);
+  // Also for a call that had found its session just before.
+  EXPECT_EQ(busy->BeginCall([] {}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(idle->BeginCall([] {}).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(catalog_.CloseSession(busy->id(), [] {}).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(catalog_.OpenSession("a", absl::ZeroDuration(), "").status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(catalog_.CreateCache(Spec("b")).status().code(), absl::StatusCode::kUnavailable);
