@@ -73,6 +73,9 @@ class PrefillReactor final : public UnaryReactor {
     if (call != nullptr) call->Cancel(ClientGone());
   }
 
+  /// From here on the end of the session must not cancel it.
+  void Ended() override { in_session_.End(); }
+
   void Done(absl::StatusOr<engine::PrefillResult> result) {
     if (!result.ok()) return Fail(result.status());
     EncodeResult(*result, response_);

@@ -2,6 +2,18 @@
 
 namespace gdpcache::rpc {
 
+void UnaryReactor::Answer(const grpc::Status& status) {
+  { const std::lock_guard lock(mutex_); }  // OnDone comes behind what was done before
+  Finish(status);
+  Leave();
+}
+
+void UnaryReactor::OnDone() {
+  { const std::lock_guard lock(mutex_); }
+  Ended();
+  Leave();
+}
+
 void UnaryReactor::Leave() {
   if (users_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   { const std::lock_guard lock(mutex_); }  // behind a cancellation

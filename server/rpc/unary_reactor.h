@@ -15,7 +15,7 @@ namespace gdpcache::rpc {
 class UnaryReactor : public grpc::ServerUnaryReactor {
  public:
   void OnCancel() final { Cancelled(); }
-  void OnDone() final { Leave(); }
+  void OnDone() final;
   /// Both may run on whichever of gRPC's threads finds out, below Finish, too. Waking another one for each RPC, as gRPC
   /// does otherwise, is a third of what an empty RPC costs the server.
   bool InternalInlineable() final { return true; }
@@ -24,13 +24,14 @@ class UnaryReactor : public grpc::ServerUnaryReactor {
   UnaryReactor() = default;
 
   /// Sends the answer. Once, on any thread, without the mutex; nothing of this object may be used afterwards.
-  void Answer(const grpc::Status& status) {
-    Finish(status);
-    Leave();
-  }
+  void Answer(const grpc::Status& status);
 
   /// The client has given up. Must not block.
   virtual void Cancelled() = 0;
+
+  /// gRPC frees the call's context and messages when this has returned, maybe before Answer has: the last moment to let
+  /// go of them.
+  virtual void Ended() {}
 
   std::mutex& mutex() { return mutex_; }
 

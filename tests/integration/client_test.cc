@@ -192,6 +192,33 @@ TEST_F(ClientTest, ThreadsShareASession) {
   for (const std::int64_t slot : slots) EXPECT_EQ(State(slot), State(slots[0]));
 }
 
+// The server still holds the call of an answer that has just arrived when the session's end comes to cancel it.
+TEST_F(ClientTest, SessionsMayEndRightBehindAnAnswer) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 40;
+  PrefillCall call = Call(4096, {});  // large enough to be computed on another thread than the one that received it
+  call.batch = 1;
+  call.transport = Transport::kUnary;
+  std::atomic<int> answered = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, own = call]() mutable {
+      for (int round = 0; round < kRounds; ++round) {
+        absl::StatusOr<Session> session = client_->OpenSession("model");
+        if (!session.ok()) return;
+        const auto slot = session->AcquireSlots(1);
+        if (!slot.ok()) return;
+        own.state_indices = *slot;
+        if (!session->Prefill(own).ok()) return;
+        ++answered;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(answered, kThreads * kRounds);
+  EXPECT_TRUE(client_->GetServerInfo().ok()) << "the server is gone";
+}
+
 TEST_F(ClientTest, IsRenewedWhileItLivesAndEndsWithItsObject) {
   SessionOptions options;
   options.ttl = absl::Milliseconds(300);

@@ -35,7 +35,7 @@ class FakeCall final : public grpc::ServerCallbackUnary {
 
 class Reactor final : public UnaryReactor {
  public:
-  Reactor(int& cancelled, int& alive) : cancelled_(cancelled), alive_(alive) { ++alive_; }
+  Reactor(int& cancelled, int& ended, int& alive) : cancelled_(cancelled), ended_(ended), alive_(alive) { ++alive_; }
   Reactor(const Reactor&) = delete;
   Reactor& operator=(const Reactor&) = delete;
   ~Reactor() override { --alive_; }
@@ -47,8 +47,10 @@ class Reactor final : public UnaryReactor {
     const std::lock_guard lock(mutex());
     ++cancelled_;
   }
+  void Ended() override { ++ended_; }
 
   int& cancelled_;
+  int& ended_;
   int& alive_;
 };
 
@@ -57,11 +59,12 @@ class UnaryReactorTest : public ::testing::Test {
   ~UnaryReactorTest() override { EXPECT_EQ(alive_, 0); }
 
   int cancelled_ = 0;
+  int ended_ = 0;
   int alive_ = 0;
 };
 
 TEST_F(UnaryReactorTest, ItGoesWhenTheCallIsDone) {
-  auto* const reactor = new Reactor(cancelled_, alive_);
+  auto* const reactor = new Reactor(cancelled_, ended_, alive_);
   FakeCall call([] {});
   call.Bind(*reactor);
   reactor->Answer(grpc::Status(grpc::StatusCode::NOT_FOUND, "no"));
@@ -71,7 +74,7 @@ TEST_F(UnaryReactorTest, ItGoesWhenTheCallIsDone) {
 }
 
 TEST_F(UnaryReactorTest, ACallMayBeCancelledAndDoneBelowItsAnswer) {
-  auto* const reactor = new Reactor(cancelled_, alive_);
+  auto* const reactor = new Reactor(cancelled_, ended_, alive_);
   FakeCall call([this, reactor] {
     reactor->OnCancel();
     reactor->OnDone();
@@ -82,8 +85,21 @@ TEST_F(UnaryReactorTest, ACallMayBeCancelledAndDoneBelowItsAnswer) {
   EXPECT_EQ(cancelled_, 1);
 }
 
+// When OnDone has returned, gRPC frees the context, and the end of a session must not cancel it any more.
+TEST_F(UnaryReactorTest, ItLetsGoOfTheCallBelowOnDoneEvenIfItOutlivesIt) {
+  auto* const reactor = new Reactor(cancelled_, ended_, alive_);
+  FakeCall call([this, reactor] {
+    EXPECT_EQ(ended_, 0);
+    reactor->OnDone();
+    EXPECT_EQ(ended_, 1);
+    EXPECT_EQ(alive_, 1) << "its answer has not returned";
+  });
+  call.Bind(*reactor);
+  reactor->Answer(grpc::Status::OK);
+}
+
 TEST_F(UnaryReactorTest, ACancellationIsPassedOn) {
-  auto* const reactor = new Reactor(cancelled_, alive_);
+  auto* const reactor = new Reactor(cancelled_, ended_, alive_);
   FakeCall call([] {});
   call.Bind(*reactor);
   reactor->OnCancel();
@@ -94,7 +110,7 @@ TEST_F(UnaryReactorTest, ACancellationIsPassedOn) {
 
 TEST_F(UnaryReactorTest, ACallThatIsDoneOnAnotherThreadWaitsForItsAnswer) {
   for (int round = 0; round < 100; ++round) {
-    auto* const reactor = new Reactor(cancelled_, alive_);
+    auto* const reactor = new Reactor(cancelled_, ended_, alive_);
     std::latch answering(1);
     FakeCall call([&answering] { answering.count_down(); });
     call.Bind(*reactor);
