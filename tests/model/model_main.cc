@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
@@ -98,4 +99,11 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace gdpcache::test
 
-int main(int argc, char** argv) { return gdpcache::test::Main(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return gdpcache::test::Main(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gdpcache_model: %s\n", error.what());
+    return 1;
+  }
+}
