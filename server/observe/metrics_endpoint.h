@@ -22,6 +22,7 @@ class MetricsEndpoint {
       const std::string& address, std::vector<std::shared_ptr<prometheus::Collectable>> sources);
   MetricsEndpoint(const MetricsEndpoint&) = delete;
   MetricsEndpoint& operator=(const MetricsEndpoint&) = delete;
+  ~MetricsEndpoint();
 
   /// "host:port" with the real port.
   const std::string& address() const { return address_; }
@@ -32,7 +33,7 @@ class MetricsEndpoint {
       : sources_(std::move(sources)), exposer_(std::move(exposer)), address_(std::move(address)) {}
 
   const std::vector<std::shared_ptr<prometheus::Collectable>> sources_;  // the exposer does not keep them
-  const std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
   const std::string address_;
 };
 
