@@ -150,7 +150,14 @@ grpc::ServerUnaryReactor* HandleUnpinSnapshots(const ControlPlane& plane, grpc::
 grpc::ServerUnaryReactor* HandleDeleteSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                                 const v1::DeleteSnapshotsRequest* request,
                                                 v1::DeleteSnapshotsResponse* response) {
-  return Answered(DeleteSnapshots(plane.snapshots, TenantOf(*context), *request, *response));
+  auto* call = new UnaryCall;
+  const absl::Status status = DeleteSnapshots(plane.snapshots, TenantOf(*context), *request, *response);
+  if (status.ok()) {
+    plane.snapshots.store.AfterDeletions(AnswerOf(*call));
+  } else {
+    call->Answer(status);
+  }
+  return call;
 }
 
 grpc::ServerUnaryReactor* HandleListSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,

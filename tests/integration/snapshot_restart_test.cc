@@ -153,6 +153,44 @@ TEST_F(SnapshotRestartTest, WhatIsDeletedStaysDeleted) {
   EXPECT_EQ(CheckAll(model), std::set<std::string>{Key(2)});
 }
 
+TEST_F(SnapshotRestartTest, WhatIsDeletedStaysDeletedAfterAKill) {
+  std::set<std::string> left;
+  {
+    const std::unique_ptr<ServerProcess> server = Start();
+    SnapshotModel model(server->tcp_address());
+    std::vector<int> numbers;
+    for (int number = 1; number <= 20; ++number) numbers.push_back(number);
+    SaveAll(model, numbers);  // some are being written when they are deleted
+    std::vector<std::string> keys;
+    for (const int number : numbers) {
+      if (number % 4 == 0) {
+        left.insert(Key(number));
+      } else {
+        keys.push_back(Key(number));
+      }
+    }
+    ASSERT_EQ(model.client().DeleteSnapshots("model", keys).value(), 15);
+    Kill(*server);
+  }
+  const std::unique_ptr<ServerProcess> server = Start();
+  SnapshotModel model(server->tcp_address());
+  for (const std::string& key : CheckAll(model)) EXPECT_THAT(left, Contains(key));
+}
+
+TEST_F(SnapshotRestartTest, ARemovedDirectoryIsUsedAgain) {
+  const std::unique_ptr<ServerProcess> server = Start({"--snapshot-device-memory=1MiB"});
+  SnapshotModel model(server->tcp_address());
+  SaveAll(model, {1});
+  ASSERT_TRUE(Eventually([&model] { return IsOnDisk(model.List().at(0)); }));
+  std::filesystem::remove_all(Directory());
+  SaveAll(model, {2});
+  EXPECT_TRUE(Eventually([&model] { return IsOnDisk(model.List().at(1)); }));
+  Kill(*server);
+  const std::unique_ptr<ServerProcess> next = Start();
+  SnapshotModel after(next->tcp_address());
+  EXPECT_EQ(CheckAll(after), std::set<std::string>{Key(2)});
+}
+
 TEST_F(SnapshotRestartTest, WithoutADirectoryNothingOutlivesTheServer) {
   for (int round = 0; round < 2; ++round) {
     ServerProcess server({"--snapshot-host-memory=1MiB"});

@@ -18,8 +18,8 @@ namespace gdpcache::test {
 /// it.
 class FaultInjectingTier final : public cache::Tier {
  public:
-  enum class Operation : std::uint8_t { kStore, kLoad, kRemove };
-  static constexpr std::size_t kOperations = 3;
+  enum class Operation : std::uint8_t { kStore, kLoad, kRemove, kSyncRemovals };
+  static constexpr std::size_t kOperations = 4;
 
   /// `backend` must outlive the copies.
   FaultInjectingTier(kernels::Backend& backend, std::int64_t capacity);
@@ -41,6 +41,7 @@ class FaultInjectingTier final : public cache::Tier {
   absl::StatusOr<std::shared_ptr<cache::TierCopy>> Store(const cache::SnapshotRecord& record,
                                                          absl::Span<const cache::SnapshotPart> source,
                                                          kernels::Stream& stream) override;
+  absl::Status SyncRemovals() override { return shared_->Enter(Operation::kSyncRemovals); }
 
  private:
   class Copy;

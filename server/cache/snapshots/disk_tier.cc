@@ -106,7 +106,10 @@ class DiskTier::Copy final : public TierCopy {
       if (std::exchange(removed_, true)) return;
     }
     const absl::Status status = tier_.directory_->Remove(id_);
-    if (!status.ok()) Report(DiskIncident::Kind::kRemoveFailed, status);
+    if (!status.ok()) {
+      tier_.removal_failed_ = true;
+      Report(DiskIncident::Kind::kRemoveFailed, status);
+    }
     const std::lock_guard lock(mutex_);
     unlinked_ = status.ok();
     FreeIfGone();
@@ -123,14 +126,12 @@ class DiskTier::Copy final : public TierCopy {
   }
 
   absl::Status Failure(std::int64_t error) const {
-    absl::Status status = SnapshotDirectory::ReadFailure(error, "reading", tier_.directory_->Path(id_));
+    absl::Status status = SnapshotDirectory::ReadFailure(error, "reading");
     // What the medium does not give back is lost.
     return error == -EIO ? absl::DataLossError(status.message()) : status;
   }
 
-  absl::Status Damaged(const absl::Status& status) const {
-    return absl::DataLossError(absl::StrCat(tier_.directory_->Path(id_), ": ", status.message()));
-  }
+  static absl::Status Damaged(const absl::Status& status) { return absl::DataLossError(status.message()); }
 
   absl::Status Read(absl::Span<const SnapshotPart> destination, kernels::Stream& stream) const {
     const absl::StatusOr<OpenFile> file = tier_.directory_->OpenForReading(id_);
@@ -249,6 +250,13 @@ absl::StatusOr<std::shared_ptr<TierCopy>> DiskTier::Store(const SnapshotRecord& 
     return id.status();
   }
   return std::make_shared<Copy>(*this, *id, writer->checksum(), file_bytes, header_bytes);
+}
+
+absl::Status DiskTier::SyncRemovals() {
+  absl::Status status = directory_->SyncRemovals();
+  if (!status.ok()) incidents_.Add({DiskIncident::Kind::kRemoveFailed, directory_->path(), 1, status});
+  if (removal_failed_.exchange(false)) status.Update(absl::UnavailableError("a file could not be removed"));
+  return status;
 }
 
 absl::Status DiskTier::Reserve(std::int64_t bytes) {

@@ -44,6 +44,7 @@ class DiskTier final : public Tier {
   std::int64_t used() const override { return used_; }
   absl::StatusOr<std::shared_ptr<TierCopy>> Store(const SnapshotRecord& record, absl::Span<const SnapshotPart> source,
                                                   kernels::Stream& stream) override;
+  absl::Status SyncRemovals() override;
 
   const DiskIncidents& incidents() const { return incidents_; }
 
@@ -68,6 +69,7 @@ class DiskTier final : public Tier {
   DiskIncidents incidents_;
   std::unique_ptr<SnapshotDirectory> directory_;
   std::atomic<std::int64_t> used_ = 0;
+  std::atomic<bool> removal_failed_ = false;
   std::mutex mutex_;
   std::vector<kernels::Buffer> idle_bounces_;
 };

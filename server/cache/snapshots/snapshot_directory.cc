@@ -60,6 +60,13 @@ std::optional<SnapshotFileId> ParseFileName(absl::string_view name) {
 
 absl::Status Foreign() { return absl::InvalidArgumentError("this is nothing that a server has put there"); }
 
+bool IsSameFile(FileSystem& file_system, const OpenFile& a, const OpenFile& b) {
+  struct stat first = {};
+  struct stat second = {};
+  return file_system.Examine(a.get(), first) >= 0 && file_system.Examine(b.get(), second) >= 0 &&
+         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
 /// Incidents of a scan: of each kind the first and how many.
 class Summary {
  public:
@@ -101,21 +108,31 @@ absl::Status SnapshotDirectory::Failure(std::int64_t error, absl::string_view ac
   return absl::Status(full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable, status.message());
 }
 
-absl::Status SnapshotDirectory::ReadFailure(std::int64_t error, absl::string_view action, absl::string_view path) {
+absl::Status SnapshotDirectory::ReadFailure(std::int64_t error, absl::string_view action) {
   const bool passes = error == -EMFILE || error == -ENFILE || error == -ENOMEM || error == -EAGAIN;
   return absl::Status(passes ? absl::StatusCode::kUnavailable : absl::StatusCode::kInternal,
-                      Failure(error, action, path).message());
+                      Failure(error, action, "its file").message());
 }
 
-SnapshotDirectory::SnapshotDirectory(std::string path, FileSystem& file_system, OpenFile root, OpenFile lock,
-                                     OpenFile temporary)
-    : path_(std::move(path)),
-      file_system_(file_system),
-      root_(std::move(root)),
-      lock_(std::move(lock)),
-      temporary_(std::move(temporary)) {}
+/// What is open of the directory.
+struct SnapshotDirectory::Places {
+  OpenFile root;
+  std::shared_ptr<const OpenFile> lock;
+  OpenFile temporary;
+};
+
+SnapshotDirectory::SnapshotDirectory(std::string path, FileSystem& file_system, std::shared_ptr<const Places> places)
+    : path_(std::move(path)), file_system_(file_system), places_(std::move(places)) {}
 
 absl::StatusOr<std::unique_ptr<SnapshotDirectory>> SnapshotDirectory::Open(std::string path, FileSystem& file_system) {
+  absl::StatusOr<std::shared_ptr<const Places>> places = OpenPlaces(path, file_system, nullptr);
+  if (!places.ok()) return places.status();
+  return std::unique_ptr<SnapshotDirectory>(new SnapshotDirectory(std::move(path), file_system, *std::move(places)));
+}
+
+absl::StatusOr<std::shared_ptr<const SnapshotDirectory::Places>> SnapshotDirectory::OpenPlaces(const std::string& path,
+                                                                                               FileSystem& file_system,
+                                                                                               const Places* before) {
   const int created = file_system.MakeDirectory(AT_FDCWD, path, kDirectoryMode);
   if (created < 0 && created != -EEXIST) return Failure(created, "creating the directory", path);
   // The operator may well have made the directory itself a link.
@@ -127,9 +144,12 @@ absl::StatusOr<std::unique_ptr<SnapshotDirectory>> SnapshotDirectory::Open(std::
   }
 
   const std::string lock_path = absl::StrCat(path, "/", kLock);
-  OpenFile lock(file_system, file_system.Open(root.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kFileMode));
-  if (lock.get() < 0) return Failure(lock.get(), "opening", lock_path);
-  if (const int locked = file_system.Lock(lock.get()); locked == -EWOULDBLOCK) {
+  auto lock = std::make_shared<const OpenFile>(
+      file_system, file_system.Open(root.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kFileMode));
+  if (lock->get() < 0) return Failure(lock->get(), "opening", lock_path);
+  if (before != nullptr && IsSameFile(file_system, *lock, *before->lock)) {
+    lock = before->lock;
+  } else if (const int locked = file_system.Lock(lock->get()); locked == -EWOULDBLOCK) {
     return absl::FailedPreconditionError(absl::StrCat("the snapshot directory ", path, " is used by another server"));
   } else if (locked < 0) {
     return Failure(locked, "locking", lock_path);
@@ -141,27 +161,39 @@ absl::StatusOr<std::unique_ptr<SnapshotDirectory>> SnapshotDirectory::Open(std::
   }
   OpenFile temporary(file_system, file_system.Open(root.get(), kTemporary, kOpenDirectory, 0));
   if (temporary.get() < 0) return Failure(temporary.get(), "opening", temporary_path);
-  return std::unique_ptr<SnapshotDirectory>(
-      new SnapshotDirectory(std::move(path), file_system, std::move(root), std::move(lock), std::move(temporary)));
+  return std::make_shared<const Places>(Places{std::move(root), std::move(lock), std::move(temporary)});
+}
+
+std::shared_ptr<const SnapshotDirectory::Places> SnapshotDirectory::places() const {
+  const std::lock_guard lock(mutex_);
+  return places_;
+}
+
+absl::Status SnapshotDirectory::Renew() {
+  const std::lock_guard lock(mutex_);
+  absl::StatusOr<std::shared_ptr<const Places>> places = OpenPlaces(path_, file_system_, places_.get());
+  if (places.ok()) places_ = *std::move(places);
+  return places.status();
 }
 
 std::string SnapshotDirectory::Path(SnapshotFileId id) const {
   return absl::StrCat(path_, "/", FanOutName(id), "/", FileName(id));
 }
 
-OpenFile SnapshotDirectory::OpenDirectory(const std::string& name) const {
-  return OpenFile(file_system_, file_system_.Open(root_.get(), name, kOpenDirectory, 0));
+OpenFile SnapshotDirectory::OpenDirectory(const Places& places, const std::string& name) const {
+  return OpenFile(file_system_, file_system_.Open(places.root.get(), name, kOpenDirectory, 0));
 }
 
-absl::StatusOr<OpenFile> SnapshotDirectory::MakeFanOut(SnapshotFileId id) const {
+absl::StatusOr<OpenFile> SnapshotDirectory::MakeFanOut(const Places& places, SnapshotFileId id) const {
   const std::string name = FanOutName(id);
   const std::string path = absl::StrCat(path_, "/", name);
-  OpenFile directory = OpenDirectory(name);
+  OpenFile directory = OpenDirectory(places, name);
   if (directory.get() == -ENOENT) {
-    const int made = file_system_.MakeDirectory(root_.get(), name, kDirectoryMode);
+    const int root = places.root.get();
+    const int made = file_system_.MakeDirectory(root, name, kDirectoryMode);
     if (made < 0 && made != -EEXIST) return Failure(made, "creating the directory", path);
-    if (const int synced = file_system_.Sync(root_.get()); synced < 0) return Failure(synced, "synchronising", path_);
-    directory = OpenDirectory(name);
+    if (const int synced = file_system_.Sync(root); synced < 0) return Failure(synced, "synchronising", path_);
+    directory = OpenDirectory(places, name);
   }
   if (directory.get() < 0) return Failure(directory.get(), "opening the directory", path);
   return directory;
@@ -169,37 +201,69 @@ absl::StatusOr<OpenFile> SnapshotDirectory::MakeFanOut(SnapshotFileId id) const 
 
 absl::StatusOr<SnapshotDirectory::NewFile> SnapshotDirectory::Create() {
   const SnapshotFileId id = SnapshotFileId::Random();
-  OpenFile file(file_system_, file_system_.Open(temporary_.get(), FileName(id),
-                                                O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode));
+  const auto open = [&](const Places& places) {
+    return OpenFile(file_system_, file_system_.Open(places.temporary.get(), FileName(id),
+                                                    O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode));
+  };
+  std::shared_ptr<const Places> places = this->places();
+  OpenFile file = open(*places);
+  if (file.get() == -ENOENT) {  // what holds it has been removed
+    if (absl::Status renewed = Renew(); !renewed.ok()) return renewed;
+    places = this->places();
+    file = open(*places);
+  }
   if (file.get() < 0) return Failure(file.get(), "creating a file in", absl::StrCat(path_, "/", kTemporary));
-  return NewFile(*this, id, std::move(file));
+  return NewFile(*this, std::move(places), id, std::move(file));
 }
 
 absl::StatusOr<OpenFile> SnapshotDirectory::OpenForReading(SnapshotFileId id) {
-  const OpenFile directory = OpenDirectory(FanOutName(id));
+  const OpenFile directory = OpenDirectory(*places(), FanOutName(id));
   OpenFile file(file_system_, directory.get() < 0
                                   ? directory.get()
                                   : file_system_.Open(directory.get(), FileName(id), kOpenForReading, 0));
   if (file.get() == -ENOENT || file.get() == -ELOOP || file.get() == -ENOTDIR) {
-    return absl::DataLossError(absl::StrCat(Path(id), " is not there any more"));
+    return absl::DataLossError("its file is not there any more");
   }
-  if (file.get() < 0) return ReadFailure(file.get(), "opening", Path(id));
+  if (file.get() < 0) return ReadFailure(file.get(), "opening");
   struct stat info = {};
   if (const int examined = file_system_.Examine(file.get(), info); examined < 0) {
-    return ReadFailure(examined, "examining", Path(id));
+    return ReadFailure(examined, "examining");
   }
-  if (!S_ISREG(info.st_mode)) return absl::DataLossError(absl::StrCat(Path(id), " is no regular file any more"));
+  if (!S_ISREG(info.st_mode)) return absl::DataLossError("its file is no regular file any more");
   return file;
 }
 
 absl::Status SnapshotDirectory::Remove(SnapshotFileId id) {
-  const OpenFile directory = OpenDirectory(FanOutName(id));
+  const std::string name = FanOutName(id);
+  const OpenFile directory = OpenDirectory(*places(), name);
   const int removed = directory.get() < 0 ? directory.get() : file_system_.Unlink(directory.get(), FileName(id));
-  return removed < 0 && removed != -ENOENT ? Failure(removed, "removing", Path(id)) : absl::OkStatus();
+  if (removed == -ENOENT) return absl::OkStatus();
+  if (removed < 0) return Failure(removed, "removing", Path(id));
+  const std::lock_guard lock(mutex_);
+  unsynchronised_.insert(name);
+  return absl::OkStatus();
+}
+
+absl::Status SnapshotDirectory::SyncRemovals() {
+  std::set<std::string> names;
+  {
+    const std::lock_guard lock(mutex_);
+    names.swap(unsynchronised_);
+  }
+  absl::Status status;
+  for (const std::string& name : names) {
+    const OpenFile directory = OpenDirectory(*places(), name);
+    const int synced = directory.get() < 0 ? directory.get() : file_system_.Sync(directory.get());
+    if (synced >= 0 || synced == -ENOENT) continue;
+    status.Update(Failure(synced, "synchronising the directory", absl::StrCat(path_, "/", name)));
+    const std::lock_guard lock(mutex_);
+    unsynchronised_.insert(name);  // for the next time
+  }
+  return status;
 }
 
 absl::Status SnapshotDirectory::CheckFree(std::int64_t bytes) {
-  const std::int64_t free = file_system_.FreeBytes(root_.get());
+  const std::int64_t free = file_system_.FreeBytes(places()->root.get());
   if (free < 0) return Failure(free, "asking for the free space of", path_);
   if (free >= bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
@@ -208,28 +272,30 @@ absl::Status SnapshotDirectory::CheckFree(std::int64_t bytes) {
 
 // --- writing ---
 
-SnapshotDirectory::NewFile::NewFile(SnapshotDirectory& directory, SnapshotFileId id, OpenFile file)
-    : directory_(directory), id_(id), file_(std::move(file)) {}
+SnapshotDirectory::NewFile::NewFile(SnapshotDirectory& directory, std::shared_ptr<const Places> places,
+                                    SnapshotFileId id, OpenFile file)
+    : directory_(directory), places_(std::move(places)), id_(id), file_(std::move(file)) {}
 
 SnapshotDirectory::NewFile::NewFile(NewFile&& other) noexcept
     : directory_(other.directory_),
+      places_(std::move(other.places_)),
       id_(other.id_),
       file_(std::move(other.file_)),
       owned_(std::exchange(other.owned_, false)) {}
 
 SnapshotDirectory::NewFile::~NewFile() {
   // What cannot be removed now goes at the next start.
-  if (owned_) directory_.file_system_.Unlink(directory_.temporary_.get(), FileName(id_));
+  if (owned_) directory_.file_system_.Unlink(places_->temporary.get(), FileName(id_));
 }
 
 absl::Status SnapshotDirectory::NewFile::Publish() {
   FileSystem& file_system = directory_.file_system_;
   const std::string path = directory_.Path(id_);
-  const absl::StatusOr<OpenFile> target = directory_.MakeFanOut(id_);
+  const absl::StatusOr<OpenFile> target = directory_.MakeFanOut(*places_, id_);
   if (!target.ok()) return target.status();
   if (const int synced = file_system.Sync(file_.get()); synced < 0) return Failure(synced, "synchronising", path);
   const std::string name = FileName(id_);
-  if (const int renamed = file_system.Rename(directory_.temporary_.get(), name, target->get(), name); renamed < 0) {
+  if (const int renamed = file_system.Rename(places_->temporary.get(), name, target->get(), name); renamed < 0) {
     return Failure(renamed, "renaming to", path);
   }
   owned_ = false;
@@ -244,23 +310,24 @@ absl::Status SnapshotDirectory::NewFile::Publish() {
 
 class SnapshotDirectory::Scanner {
  public:
-  explicit Scanner(SnapshotDirectory& directory) : directory_(directory), file_system_(directory.file_system_) {}
+  explicit Scanner(SnapshotDirectory& directory)
+      : directory_(directory), file_system_(directory.file_system_), places_(directory.places()) {}
 
   void CleanTemporary() {
-    for (const std::string& name : List(directory_.temporary_, kTemporary)) {
+    for (const std::string& name : List(places_->temporary, kTemporary)) {
       const std::string path = absl::StrCat(directory_.path_, "/", kTemporary, "/", name);
       if (!ParseFileName(name).has_value()) {
         summary.Add(DiskIncident::Kind::kForeign, path, Foreign());
         continue;
       }
-      Unlink(directory_.temporary_, name, DiskIncident::Kind::kLeftover, path,
+      Unlink(places_->temporary, name, DiskIncident::Kind::kLeftover, path,
              absl::DataLossError("the server that wrote it was killed"));
     }
   }
 
   std::vector<std::string> FanOuts() {
     std::vector<std::string> fan_outs;
-    for (std::string& name : List(directory_.root_, "")) {
+    for (std::string& name : List(places_->root, "")) {
       if (name == kLock || name == kTemporary) continue;
       if (name.size() == kFanOutDigits && IsHex(name)) {
         fan_outs.push_back(std::move(name));
@@ -272,7 +339,7 @@ class SnapshotDirectory::Scanner {
   }
 
   void ScanFanOut(const std::string& fan_out) {
-    const OpenFile opened = directory_.OpenDirectory(fan_out);
+    const OpenFile opened = directory_.OpenDirectory(*places_, fan_out);
     const std::string path = absl::StrCat(directory_.path_, "/", fan_out);
     if (opened.get() == -ENOTDIR || opened.get() == -ELOOP) {
       summary.Add(DiskIncident::Kind::kForeign, path, Foreign());
@@ -361,6 +428,7 @@ class SnapshotDirectory::Scanner {
 
   SnapshotDirectory& directory_;
   FileSystem& file_system_;
+  const std::shared_ptr<const Places> places_;
   std::array<char, kMaxSnapshotMetadataBytes> beginning_;
 };
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -53,10 +55,12 @@ class SnapshotDirectory {
   /// are damaged, and all but the newest of one key, are removed. To be called before anything is written.
   ScanResult Scan();
 
+  struct Places;
+
   /// A new file under a temporary name, for writing. Without Publish it is removed at the end.
   class NewFile {
    public:
-    NewFile(SnapshotDirectory& directory, SnapshotFileId id, OpenFile file);
+    NewFile(SnapshotDirectory& directory, std::shared_ptr<const Places> places, SnapshotFileId id, OpenFile file);
     NewFile(NewFile&&) noexcept;
     NewFile& operator=(NewFile&&) = delete;
     NewFile(const NewFile&) = delete;
@@ -71,17 +75,23 @@ class SnapshotDirectory {
 
    private:
     SnapshotDirectory& directory_;
+    std::shared_ptr<const Places> places_;
     SnapshotFileId id_;
     OpenFile file_;
     bool owned_ = true;
   };
+  /// Makes the directory anew, and takes its lock, when somebody has removed it meanwhile.
   absl::StatusOr<NewFile> Create();
 
   /// Opens a file for reading. DATA_LOSS when it is not there any more or is no regular file, else as ReadFailure.
   absl::StatusOr<OpenFile> OpenForReading(SnapshotFileId id);
 
-  /// OK also when it, or its directory, is not there. A power failure may bring a removed file back.
+  /// OK also when it, or its directory, is not there. A power failure may bring a removed file back, unless
+  /// SyncRemovals comes first.
   absl::Status Remove(SnapshotFileId id);
+
+  /// Brings to the medium that the files removed by now are gone.
+  absl::Status SyncRemovals();
 
   /// RESOURCE_EXHAUSTED when the file system has less than `bytes` left.
   absl::Status CheckFree(std::int64_t bytes);
@@ -92,23 +102,29 @@ class SnapshotDirectory {
 
   /// The status for a failed call: RESOURCE_EXHAUSTED when there is no room, else UNAVAILABLE. `error` is -errno.
   static absl::Status Failure(std::int64_t error, absl::string_view action, absl::string_view path);
-  /// The same for reading: UNAVAILABLE when the process or the system has had too little of something, and another try
-  /// may succeed; else INTERNAL.
-  static absl::Status ReadFailure(std::int64_t error, absl::string_view action, absl::string_view path);
+  /// The same for reading a file: UNAVAILABLE when the process or the system has had too little of something, and
+  /// another try may succeed; else INTERNAL. Clients get to see it, so it names no path.
+  static absl::Status ReadFailure(std::int64_t error, absl::string_view action);
 
  private:
   class Scanner;
 
-  SnapshotDirectory(std::string path, FileSystem& file_system, OpenFile root, OpenFile lock, OpenFile temporary);
+  SnapshotDirectory(std::string path, FileSystem& file_system, std::shared_ptr<const Places> places);
 
-  OpenFile OpenDirectory(const std::string& name) const;
-  absl::StatusOr<OpenFile> MakeFanOut(SnapshotFileId id) const;
+  /// Creates what is missing; `before`, if any, holds the lock of what was there before.
+  static absl::StatusOr<std::shared_ptr<const Places>> OpenPlaces(const std::string& path, FileSystem& file_system,
+                                                                  const Places* before);
+  std::shared_ptr<const Places> places() const;
+  absl::Status Renew();
 
-  std::string path_;
+  OpenFile OpenDirectory(const Places& places, const std::string& name) const;
+  absl::StatusOr<OpenFile> MakeFanOut(const Places& places, SnapshotFileId id) const;
+
+  const std::string path_;
   FileSystem& file_system_;
-  OpenFile root_;
-  OpenFile lock_;
-  OpenFile temporary_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::shared_ptr<const Places> places_;
+  std::set<std::string> unsynchronised_;  // fan-outs that files were removed from
 };
 
 }  // namespace gdpcache::cache

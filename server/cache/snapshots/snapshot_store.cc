@@ -132,7 +132,8 @@ absl::StatusOr<SnapshotDraft> SnapshotStore::BeginPart(SessionKey session, const
   StoreState& state = *state_;
   if (absl::Status status = CheckSnapshotKey("key", record.key); !status.ok()) return status;
   if (layer < 0 || layer >= record.space.layers) {
-    return InvalidField("layer", absl::StrCat("is ", layer, "; the snapshot has ", record.space.layers, " layers"));
+    return InvalidField("layer",
+                        absl::StrCat("is ", layer, "; the snapshot has ", Counted(record.space.layers, "layer")));
   }
   if (state.levels.empty()) return NoSpace(record.position, "the server keeps no snapshots");
 
@@ -407,6 +408,13 @@ absl::StatusOr<std::int64_t> SnapshotStore::Delete(const SnapshotSpace& space, a
     }
   }
   return deleted;
+}
+
+void SnapshotStore::AfterDeletions(absl::AnyInvocable<void(absl::Status)> done) {
+  if (!state_->has_disk()) return done(absl::OkStatus());
+  const std::lock_guard lock(state_->mutex);
+  state_->deletions.push_back(std::move(done));
+  state_->write_work.notify_one();
 }
 
 std::vector<SnapshotSummary> SnapshotStore::List(const SnapshotSpace& space, absl::string_view after,

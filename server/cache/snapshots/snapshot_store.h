@@ -206,6 +206,11 @@ class SnapshotStore {
   /// How many were deleted.
   absl::StatusOr<std::int64_t> Delete(const SnapshotSpace& space, absl::Span<const absl::string_view> keys, bool force);
 
+  /// Calls `done` when nothing that has been deleted so far can come back, whatever happens to the server or its host:
+  /// before this returns where no disk is used, else on the thread that writes to it, so it must be short. UNAVAILABLE
+  /// when the disk has not done its part.
+  void AfterDeletions(absl::AnyInvocable<void(absl::Status)> done);
+
   /// At most `limit` snapshots whose keys come after `after` (empty: from the first), in the keys' order.
   std::vector<SnapshotSummary> List(const SnapshotSpace& space, absl::string_view after, std::int64_t limit) const;
 

@@ -166,8 +166,9 @@ class StoreState {
   std::condition_variable idle;
   std::deque<std::shared_ptr<SnapshotLoad>> loads;
   std::deque<std::shared_ptr<SnapshotEntry>> promotions;
-  std::deque<std::shared_ptr<SnapshotEntry>> writes;  // to disk
-  std::vector<std::shared_ptr<TierCopy>> removals;    // from disk
+  std::deque<std::shared_ptr<SnapshotEntry>> writes;              // to disk
+  std::vector<std::shared_ptr<TierCopy>> removals;                // from disk
+  std::vector<absl::AnyInvocable<void(absl::Status)>> deletions;  // see SnapshotStore::AfterDeletions
 
  private:
   void EmitLocked(SpaceIndex& space, const SnapshotEvent& event, Aftermath& aftermath);

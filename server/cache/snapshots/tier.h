@@ -61,6 +61,10 @@ class Tier {
                                                           absl::Span<const SnapshotPart> source,
                                                           kernels::Stream& stream) = 0;
 
+  /// Makes sure that what was removed by now does not come back after a power failure. UNAVAILABLE when it may, or when
+  /// something could not be removed since this was last asked for.
+  virtual absl::Status SyncRemovals() { return absl::OkStatus(); }
+
   /// Itself, where its copies have parts().
   virtual MemoryTier* memory() { return nullptr; }
 };

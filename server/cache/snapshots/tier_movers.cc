@@ -87,7 +87,8 @@ void TierMovers::WaitForWorkOrTime(Lock& lock) {
 
 bool TierMovers::IdleLocked() const {
   return state_.busy == 0 && state_.loads.empty() && state_.promotions.empty() && state_.writes.empty() &&
-         state_.removals.empty() && DueForReliefLocked(0, state_.levels.size()) == state_.levels.size();
+         state_.removals.empty() && state_.deletions.empty() &&
+         DueForReliefLocked(0, state_.levels.size()) == state_.levels.size();
 }
 
 // Loading.
@@ -244,8 +245,8 @@ void TierMovers::RunWriter(kernels::Stream& stream) {
   const std::size_t first = FirstLevelOfWriter();
   const std::size_t end = state_.levels.size();
   while (!state_.stopping) {
-    if (!state_.removals.empty()) {
-      EmptyRemovals(lock);
+    if (!state_.removals.empty() || !state_.deletions.empty()) {
+      FinishDeletions(lock);
     } else if (const std::size_t level = DueForReliefLocked(first, end); level < end) {
       Relieve(level, stream, lock);
     } else if (!state_.writes.empty()) {
@@ -265,7 +266,7 @@ void TierMovers::RunWriter(kernels::Stream& stream) {
     }
   }
   // What has been dropped must not come back at the next start.
-  EmptyRemovals(lock);
+  FinishDeletions(lock);
   --state_.busy;
 }
 
@@ -277,6 +278,22 @@ void TierMovers::EmptyRemovals(Lock& lock) {
     removals.clear();
     lock.lock();
   }
+}
+
+void TierMovers::FinishDeletions(Lock& lock) {
+  EmptyRemovals(lock);
+  if (state_.deletions.empty()) return;
+  std::vector<absl::AnyInvocable<void(absl::Status)>> deletions = std::exchange(state_.deletions, {});
+  Tier& disk = *state_.levels[state_.last()].tier;
+  lock.unlock();
+  absl::Status status = disk.SyncRemovals();  // the operator is told what is wrong
+  if (!status.ok()) {
+    status = absl::UnavailableError(
+        "what was deleted cannot be found any more, but may come back from disk when the server starts again");
+  }
+  for (absl::AnyInvocable<void(absl::Status)>& done : deletions) done(status);
+  deletions.clear();
+  lock.lock();
 }
 
 std::int64_t TierMovers::DropFor(const SnapshotEntry& entry, std::size_t level, Lock& lock) {

@@ -45,6 +45,8 @@ class TierMovers {
 
   /// Removes from disk what has been dropped.
   void EmptyRemovals(Lock& lock);
+  /// The same, and tells those who wait for it. Not while a copy is being written that may have been deleted already.
+  void FinishDeletions(Lock& lock);
   /// Drops copies that may go at once and that give way before `entry`, until they add up to as much as it takes or
   /// none is left; returns what they add up to.
   std::int64_t DropFor(const SnapshotEntry& entry, std::size_t level, Lock& lock);

@@ -39,6 +39,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 using Kind = DiskIncident::Kind;
 using Operation = test::FaultInjectingFileSystem::Operation;
@@ -398,6 +399,89 @@ TEST_F(DiskTierTest, ASecondServerIsRefused) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr(root_));
   tier_ = nullptr;
   EXPECT_TRUE(TryOpen(Options()).ok());
+}
+
+TEST_F(DiskTierTest, ARemovedDirectoryIsMadeAnewByTheNextStore) {
+  const SampleSnapshot lost(1);
+  const SampleSnapshot next(2);
+  const std::shared_ptr<TierCopy> gone = MustStore(Reopen(), lost);
+  fs::remove_all(root_);
+  EXPECT_EQ(Load(*gone, lost).code(), absl::StatusCode::kDataLoss);
+  gone->Remove();
+  EXPECT_EQ(tier_->used(), 0);
+  const std::shared_ptr<TierCopy> copy = MustStore(*tier_, next);
+  EXPECT_TRUE(Load(*copy, next).ok());
+  EXPECT_EQ(TryOpen(Options()).status().code(), absl::StatusCode::kFailedPrecondition) << "its lock is held, too";
+  Reopen();
+  EXPECT_THAT(RecoveredKeys(), ElementsAre(next.record().key));
+}
+
+TEST_F(DiskTierTest, RemovedContentsAreMadeAnewToo) {
+  Reopen();
+  for (const char* name : {"temporary", "lock"}) {
+    fs::remove_all(root_ + "/" + name);
+    fs::remove_all(root_ + "/temporary");  // what the next store notices
+    const SampleSnapshot snapshot(1);
+    EXPECT_TRUE(Load(*MustStore(*tier_, snapshot), snapshot).ok()) << name;
+    EXPECT_EQ(TryOpen(Options()).status().code(), absl::StatusCode::kFailedPrecondition) << name;
+  }
+}
+
+TEST_F(DiskTierTest, ADirectoryThatAnotherServerHasTakenMeanwhileIsLeftToIt) {
+  Reopen();
+  fs::remove_all(root_);
+  const absl::StatusOr<std::unique_ptr<DiskTier>> other = TryOpen(Options());
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(Store(*tier_, SampleSnapshot(1)).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Files(), IsEmpty());
+}
+
+TEST_F(DiskTierTest, RemovalsReachTheMediumWhenAskedFor) {
+  std::atomic<int> syncs = 0;
+  const std::shared_ptr<TierCopy> first = MustStore(Reopen(), SampleSnapshot(1));
+  const std::shared_ptr<TierCopy> second = MustStore(*tier_, SampleSnapshot(2));
+  file_system_.BeforeEach(Operation::kSync, [&syncs] { ++syncs; });
+  EXPECT_TRUE(tier_->SyncRemovals().ok());
+  first->Remove();
+  EXPECT_EQ(syncs, 0) << "an eviction may come back";
+  EXPECT_TRUE(tier_->SyncRemovals().ok());
+  EXPECT_EQ(syncs, 1);
+  second->Remove();
+  file_system_.FailAlways(Operation::kSync, EIO);
+  EXPECT_EQ(tier_->SyncRemovals().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Incidents(), ElementsAre(Kind::kRemoveFailed));
+  file_system_.Heal();
+  syncs = 0;
+  file_system_.BeforeEach(Operation::kSync, [&syncs] { ++syncs; });
+  EXPECT_TRUE(tier_->SyncRemovals().ok());
+  EXPECT_EQ(syncs, 1) << "it is tried again";
+  EXPECT_TRUE(tier_->SyncRemovals().ok());
+  EXPECT_EQ(syncs, 1);
+}
+
+TEST_F(DiskTierTest, AFileThatCouldNotBeRemovedIsTold) {
+  const std::shared_ptr<TierCopy> copy = MustStore(Reopen(), SampleSnapshot(1));
+  file_system_.FailAfter(Operation::kUnlink, 0, EACCES);
+  copy->Remove();
+  EXPECT_EQ(tier_->SyncRemovals().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(tier_->SyncRemovals().ok()) << "once";
+}
+
+TEST_F(DiskTierTest, WhatALoadSaysNamesNoPath) {
+  const SampleSnapshot snapshot(1);
+  const std::shared_ptr<TierCopy> copy = MustStore(Reopen(), snapshot);
+  for (const Operation operation : {Operation::kOpen, Operation::kExamine, Operation::kRead}) {
+    file_system_.FailAfter(operation, operation == Operation::kOpen ? 1 : 0, EIO);
+    const absl::Status status = Load(*copy, snapshot);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("its file: "));
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr(root_)));
+  }
+  Overwrite(Files()[0], "torn");
+  EXPECT_EQ(Load(*copy, snapshot).code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(Load(*copy, snapshot).message()), Not(HasSubstr(root_)));
+  fs::remove(Files()[0]);
+  EXPECT_EQ(Load(*copy, snapshot).message(), "its file is not there any more");
+  EXPECT_EQ(incidents_.back().path.substr(0, root_.size()), root_) << "the operator is told";
 }
 
 TEST_F(DiskTierTest, NothingIsReadableForOthers) {

@@ -501,6 +501,52 @@ TEST(SnapshotTiersTest, DeletingRemovesEveryCopy) {
   EXPECT_EQ(world.disk->copies(), 0);
 }
 
+TEST(SnapshotTiersTest, ADeletionIsOverWhenTheDiskHasForgotten) {
+  SnapshotWorld world({.device = 4, .disk = 100, .options = WriteThrough()});
+  StoreMany(world, 1, 1);
+  const std::string key = Key(1);
+  EXPECT_EQ(*world.store->Delete(TestSpace(), {key}, false), 1);
+  std::promise<std::int64_t> left;
+  world.store->AfterDeletions([&](const absl::Status& status) {
+    EXPECT_TRUE(status.ok()) << status;
+    left.set_value(world.disk->copies());
+  });
+  EXPECT_EQ(left.get_future().get(), 0);
+  EXPECT_EQ(world.disk->calls(TierOperation::kSyncRemovals), 1);
+}
+
+TEST(SnapshotTiersTest, ADeletionWaitsForTheWriteThatItCameTooLateFor) {
+  SnapshotWorld world({.device = 4, .disk = 100, .options = WriteThrough()});
+  Gate gate;
+  world.disk->BeforeEach(TierOperation::kStore, gate.Pass());
+  ASSERT_EQ(world.Store(1).result, SnapshotResult::kStored);
+  gate.WaitUntilReached();
+  const std::string key = Key(1);
+  EXPECT_EQ(*world.store->Delete(TestSpace(), {key}, false), 1);
+  std::promise<std::int64_t> removed;
+  world.store->AfterDeletions(
+      [&](const absl::Status&) { removed.set_value(world.disk->calls(TierOperation::kRemove)); });
+  gate.Open();
+  EXPECT_EQ(removed.get_future().get(), 1);
+}
+
+TEST(SnapshotTiersTest, ADeletionThatTheDiskMayUndoSaysSo) {
+  SnapshotWorld world({.device = 4, .disk = 100, .options = WriteThrough()});
+  world.disk->FailAfter(TierOperation::kSyncRemovals, 0, absl::UnavailableError("/a/path: broken"));
+  std::promise<absl::Status> told;
+  world.store->AfterDeletions([&](const absl::Status& status) { told.set_value(status); });
+  const absl::Status status = told.get_future().get();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), testing::Not(testing::HasSubstr("/a/path")));
+}
+
+TEST(SnapshotTiersTest, WithoutADiskADeletionIsOverAtOnce) {
+  SnapshotWorld world({.device = 4});
+  bool over = false;
+  world.store->AfterDeletions([&](const absl::Status& status) { over = status.ok(); });
+  EXPECT_TRUE(over);
+}
+
 TEST(SnapshotTiersTest, WhatIsDeletedWhileItIsWrittenDoesNotStayOnDisk) {
   SnapshotWorld world({.device = 4, .disk = 100, .options = WriteThrough()});
   Gate gate;
