@@ -5,7 +5,9 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -21,6 +23,7 @@
 #include "kernels/backend.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
+#include "server/cache/errors.h"
 #include "server/config/config.h"
 #include "server/engine/engine.h"
 #include "server/observe/logging.h"
@@ -30,6 +33,7 @@
 #include "server/rpc/metrics/server_metrics.h"
 #include "server/rpc/metrics/state_metrics.h"
 #include "server/rpc/server.h"
+#include "server/rpc/unix_socket.h"
 
 namespace gdpcache {
 namespace {
@@ -42,11 +46,32 @@ sigset_t StopSignals() {
   return signals;
 }
 
-// Waits for the first stop signal; from then on another one ends the process at once, as signals do by default.
-void WaitForStopSignal(const sigset_t& signals) {
+// What a process that ends at once would leave behind, for a signal handler.
+std::array<char, PATH_MAX> g_socket = {};
+std::array<char, PATH_MAX> g_descriptor_socket = {};
+std::array<char, PATH_MAX> g_socket_lock = {};
+
+extern "C" void EndAtOnce(int signal_number) {
+  // The lock is held until the process is gone, so nobody else's files are removed.
+  for (const auto* path : {&g_socket, &g_descriptor_socket, &g_socket_lock}) unlink(path->data());
+  raise(signal_number);  // by now what it does by default
+}
+
+// Waits for the first stop signal; from then on another one ends the process at once.
+void WaitForStopSignal(const sigset_t& signals, const std::string& socket) {
   int signal_number = 0;
   sigwait(&signals, &signal_number);
   spdlog::info("{}: draining; the next signal stops at once", strsignal(signal_number));
+  if (!socket.empty()) {
+    socket.copy(g_socket.data(), g_socket.size() - 1);
+    rpc::DescriptorSocketPath(socket).copy(g_descriptor_socket.data(), g_descriptor_socket.size() - 1);
+    rpc::UnixSocketLock::LockPath(socket).copy(g_socket_lock.data(), g_socket_lock.size() - 1);
+    struct sigaction end_at_once = {};
+    end_at_once.sa_handler = EndAtOnce;
+    end_at_once.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
+    sigaction(SIGTERM, &end_at_once, nullptr);
+    sigaction(SIGINT, &end_at_once, nullptr);
+  }
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
 }
 
@@ -89,9 +114,9 @@ void PrintReady(const rpc::Server& server, const config::Config& config, const s
 void FlushSnapshots(cache::SnapshotStore& snapshots, absl::Duration limit) {
   const cache::SnapshotStore::Flushed flushed = snapshots.Flush(limit);
   if (flushed.left > 0) {
-    spdlog::warn("{} snapshots written to disk, {} lost", flushed.written, flushed.left);
+    spdlog::warn("{} written to disk, {} lost", cache::Counted(flushed.written, "snapshot"), flushed.left);
   } else if (flushed.written > 0) {
-    spdlog::info("{} snapshots written to disk", flushed.written);
+    spdlog::info("{} written to disk", cache::Counted(flushed.written, "snapshot"));
   }
 }
 
@@ -153,13 +178,15 @@ absl::Status Serve(const config::Config& config) {
                limits.state_memory_bytes);
   PrintReady(**server, config, device.backend, endpoint == nullptr ? "" : endpoint->address());
 
-  WaitForStopSignal(stop_signals);
+  WaitForStopSignal(stop_signals, config.unix_path);
   const absl::Duration drain_timeout = device_loss.lost() ? absl::ZeroDuration() : config.drain_timeout;
   if (absl::Status status = (*server)->Shutdown(drain_timeout); !status.ok()) {
     spdlog::error("cannot stop cleanly: {}", std::string(status.message()));
     std::_Exit(EXIT_FAILURE);  // running calls still use what a return would destroy
   }
   if (!device_loss.lost()) FlushSnapshots(**snapshots, config.snapshots.flush_timeout);
+  for (const int signal_number : {SIGTERM, SIGINT})
+    signal(signal_number, SIG_DFL);  // the paths may be others' from now
   spdlog::info("stopped");
   if (device_loss.lost()) return absl::UnavailableError("stopped because the device was lost");
   return absl::OkStatus();

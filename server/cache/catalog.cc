@@ -21,7 +21,8 @@ constexpr absl::Duration kRetrySessionAfter = absl::Seconds(1);
 
 absl::Status CheckCacheName(absl::string_view field, absl::string_view name) {
   if (name.empty() || name.size() > kMaxNameBytes) {
-    return InvalidField(field, absl::StrCat("has ", name.size(), " characters; it must have 1 to ", kMaxNameBytes));
+    return InvalidField(
+        field, absl::StrCat("has ", Counted(std::ssize(name), "character"), "; it must have 1 to ", kMaxNameBytes));
   }
   const auto is_allowed = [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::string_view("._-/").find(c) != std::string::npos;
@@ -126,9 +127,9 @@ absl::StatusOr<Catalog::Created> Catalog::CreateCache(const CacheSpec& spec) {
       return Created{std::move(existing), found->second.sessions, false};
     }
     if (static_cast<std::int64_t>(caches_.size()) >= limits_.max_caches) {
-      return Exhausted(
-          absl::StrCat("the server has ", caches_.size(), " caches; it may have at most ", limits_.max_caches),
-          kRetryCacheAfter);
+      return Exhausted(absl::StrCat("the server has ", Counted(std::ssize(caches_), "cache"), "; it may have at most ",
+                                    limits_.max_caches),
+                       kRetryCacheAfter);
     }
   }
 
@@ -168,9 +169,10 @@ absl::Status Catalog::DeleteCache(absl::string_view name, bool force, absl::AnyI
     const auto found = caches_.find(name);
     if (found == caches_.end()) return NoSuchCache(name);
     if (found->second.sessions > 0 && !force) {
-      return ResourceError(absl::StatusCode::kFailedPrecondition, "cache", name,
-                           absl::StrCat("cache ", Quoted(name), " has ", found->second.sessions,
-                                        " open sessions; close them or delete with force"));
+      return ResourceError(
+          absl::StatusCode::kFailedPrecondition, "cache", name,
+          absl::StrCat("cache ", Quoted(name), " has ", Counted(found->second.sessions, "open session"),
+                       "; close them or delete with force"));
     }
     holding = std::move(found->second.holding);
     caches_.erase(found);
@@ -213,9 +215,9 @@ absl::StatusOr<std::shared_ptr<Session>> Catalog::OpenSession(absl::string_view 
   const auto found = caches_.find(cache);
   if (found == caches_.end()) return NoSuchCache(cache);
   if (static_cast<std::int64_t>(living_.size()) >= limits_.max_sessions) {
-    return Exhausted(
-        absl::StrCat("the server has ", living_.size(), " sessions; it may have at most ", limits_.max_sessions),
-        kRetrySessionAfter);
+    return Exhausted(absl::StrCat("the server has ", Counted(std::ssize(living_), "session"), "; it may have at most ",
+                                  limits_.max_sessions),
+                     kRetrySessionAfter);
   }
   const SessionKey key = next_key_++;
   auto session = std::make_shared<Session>(*id, key, CacheOf(found->second), ttl, std::move(client_name), expires_at,

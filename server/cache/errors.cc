@@ -48,6 +48,10 @@ std::string Quoted(absl::string_view name) {
                       name.size() > kMaxNameInMessage ? "..." : "", "'");
 }
 
+std::string Counted(std::int64_t count, absl::string_view one) {
+  return absl::StrCat(count, " ", one, count == 1 ? "" : "s");
+}
+
 absl::Status InvalidField(absl::string_view field, absl::string_view description) {
   absl::Status status = absl::InvalidArgumentError(absl::StrCat(field, " ", description));
   status.SetPayload(kFieldPayload, EncodePair(field, description));

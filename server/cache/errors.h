@@ -17,6 +17,9 @@ namespace gdpcache::cache {
 /// A name somebody sent, for a message: in quotes, escaped, cut when long.
 std::string Quoted(absl::string_view name);
 
+/// "1 slot", "2 slots".
+std::string Counted(std::int64_t count, absl::string_view one);
+
 /// INVALID_ARGUMENT about one request field, e.g. ("state_indices[3]", "is 17; the cache has 8 slots").
 absl::Status InvalidField(absl::string_view field, absl::string_view description);
 

@@ -72,7 +72,7 @@ absl::Status SlotTable::CheckHeldLocked(SessionKey session, absl::Span<const std
 absl::Status SlotTable::CheckSlotHeldLocked(SessionKey session, std::int64_t slot,
                                             absl::FunctionRef<std::string()> name, bool allow_padding) const {
   if (slot < 0 || slot >= total()) {
-    return InvalidField(name(), absl::StrCat("is ", slot, "; the cache has ", total(), " slots",
+    return InvalidField(name(), absl::StrCat("is ", slot, "; the cache has ", Counted(total(), "slot"),
                                              allow_padding ? " (-1 for none)" : ""));
   }
   if (slots_[slot].use != Use::kHeld || slots_[slot].session != session) {

@@ -8,6 +8,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/config/command_line.h"
 #include "server/config/config_file.h"
@@ -149,6 +150,17 @@ void Validate(const Config& config, Errors& errors) {
   CheckRange("drain_timeout", config.drain_timeout, absl::ZeroDuration(), kMaxDuration, errors);
 }
 
+/// Errors name a setting by its flag. One that came from the file is to be found there, by its field.
+void NameByField(const ConfigFile& file, const Arguments& arguments, const std::string& path, Errors& errors) {
+  for (const auto& [name, value] : file.values) {
+    if (arguments.values.contains(name)) continue;
+    const std::string flag = absl::StrCat(DisplayName(name), " ");
+    for (std::string& error : errors) {
+      if (absl::StartsWith(error, flag)) error = absl::StrCat(name, " in ", path, " ", error.substr(flag.size()));
+    }
+  }
+}
+
 }  // namespace
 
 Invocation ParseCommandLine(absl::Span<const char* const> command_line) {
@@ -172,7 +184,10 @@ Invocation ParseCommandLine(absl::Span<const char* const> command_line) {
     }
   }
   Config config = FromFlags();
-  Validate(config, errors);
+  Errors mistakes;
+  Validate(config, mistakes);
+  NameByField(file, arguments, absl::GetFlag(FLAGS_config), mistakes);
+  errors.insert(errors.end(), mistakes.begin(), mistakes.end());
   if (!errors.empty()) {
     for (const std::string& error : errors) absl::StrAppend(&invocation.errors, "gdpcached: ", error, "\n");
     absl::StrAppend(&invocation.errors, "Try 'gdpcached --help'.\n");

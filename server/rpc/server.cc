@@ -218,8 +218,8 @@ absl::Status Server::Shutdown(absl::Duration drain_timeout) {
     catalog_.CloseAllSessions([] {});
     detached_.CancelAll();
     if (!drained->WaitFor(kCancelTimeout)) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("calls of ", catalog_.session_count(), " sessions do not end although cancelled"));
+      return absl::DeadlineExceededError(absl::StrCat("calls of ", cache::Counted(catalog_.session_count(), "session"),
+                                                      " do not end although cancelled"));
     }
   }
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kFarewell));

@@ -56,7 +56,7 @@ absl::Status RemoveStaleSocket(const std::string& path) {
 }
 
 absl::StatusOr<UnixSocketLock> UnixSocketLock::Acquire(const std::string& path) {
-  const std::string lock_path = path + ".lock";
+  const std::string lock_path = LockPath(path);
   while (true) {
     const int descriptor = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);
     if (descriptor < 0) return ErrnoStatus("cannot open the lock file", lock_path);

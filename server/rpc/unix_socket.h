@@ -25,6 +25,9 @@ class UnixSocketLock {
   /// socket is there; other errors when the file system refuses.
   static absl::StatusOr<UnixSocketLock> Acquire(const std::string& path);
 
+  /// Where the lock of the socket at `path` is.
+  static std::string LockPath(const std::string& path) { return path + ".lock"; }
+
   UnixSocketLock() = default;
   UnixSocketLock(UnixSocketLock&& other) noexcept
       : lock_path_(std::move(other.lock_path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}

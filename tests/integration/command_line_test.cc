@@ -50,7 +50,7 @@ TEST(CommandLineTest, MistakesInTheConfigurationFileExitWithTwo) {
   std::ofstream(path) << "threads: -5\nstate_memory: \"much\"\nlog_level: \"loud\"\n";
   const ProgramResult result = RunProgram(ServerProgram(), {"--config=" + path});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.errors, HasSubstr("--threads is -5"));
+  EXPECT_THAT(result.errors, HasSubstr("gdpcached: threads in " + path + " is -5; it must be from 0 to "));
   EXPECT_THAT(result.errors, HasSubstr("state_memory in " + path + " is 'much'"));
   EXPECT_THAT(result.errors, HasSubstr("log_level in " + path + " is 'loud'"));
 }

@@ -349,7 +349,7 @@ TEST_P(ControlPlaneTest, OpenSessionsKeepACache) {
   const std::string session = client_.OpenSession("a");
   const grpc::Status status = DeleteCache("a");
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_THAT(status.error_message(), HasSubstr("1 open sessions"));
+  EXPECT_THAT(status.error_message(), HasSubstr("has 1 open session; close"));
   EXPECT_TRUE(CloseSession(session).ok());
   EXPECT_TRUE(DeleteCache("a").ok());
 }

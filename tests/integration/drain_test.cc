@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -13,6 +14,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/raw_call.h"
 #include "tests/support/server_process.h"
+#include "tests/support/temporary_directory.h"
 
 namespace gdpcache {
 namespace {
@@ -117,6 +119,23 @@ TEST_F(DrainTest, ASecondSignalStopsAtOnce) {
   server.process().Signal(SIGTERM);
   EXPECT_EQ(server.process().Wait(), -SIGTERM);
   EXPECT_FALSE(write->End().ok());
+}
+
+TEST_F(DrainTest, ASecondSignalLeavesNothingBehind) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/socket";
+  for (const int signal_number : {SIGTERM, SIGINT}) {
+    ServerProcess server({"--drain-timeout=60s", "--unix=" + path});
+    const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
+    const std::shared_ptr<grpc::Channel> health = test::Connect("unix:" + path);
+    server.process().Signal(SIGTERM);
+    EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, "") == 2; }));
+    EXPECT_FALSE(std::filesystem::is_empty(directory.path()));
+    server.process().Signal(signal_number);
+    EXPECT_EQ(server.process().Wait(), -signal_number);
+    EXPECT_TRUE(std::filesystem::is_empty(directory.path())) << *std::filesystem::directory_iterator(directory.path());
+    EXPECT_FALSE(write->End().ok());
+  }
 }
 
 TEST_F(DrainTest, WatchersOfTheHealthDoNotHoldItUp) {

@@ -89,9 +89,12 @@ TEST(LifecycleTest, AKilledServersSocketIsReplaced) {
     killed.process().Signal(SIGKILL);
     EXPECT_EQ(killed.process().Wait(), -SIGKILL);
   }
-  EXPECT_TRUE(std::filesystem::exists(path)) << "it left its socket behind";
-  const ServerProcess next({"--listen=", "--unix=" + path});
+  for (const char* left : {"", ".fd", ".lock"}) EXPECT_TRUE(std::filesystem::exists(path + left)) << left;
+  ServerProcess next({"--listen=", "--unix=" + path});
   EXPECT_EQ(test::CheckHealth(test::Connect("unix:" + path), ""), 1);
+  next.process().Signal(SIGTERM);
+  EXPECT_EQ(next.process().Wait(), 0);
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 
 TEST(LifecycleTest, AFileThatIsNoSocketIsLeftAlone) {

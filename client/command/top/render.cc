@@ -114,7 +114,8 @@ std::vector<Line> Meters(const ServerInfo& info, std::size_t columns) {
   std::vector<Line> lines = {Meter("States", info.state_memory_used_bytes, info.limits.state_memory_bytes, "", columns),
                              Meter("Staging", info.staging_used_bytes, info.limits.staging_bytes, "", columns)};
   for (const SnapshotTierInfo& tier : info.snapshot_tiers) {
-    const std::string snapshots = absl::StrCat(ShortCount(static_cast<double>(tier.snapshots)), " snapshots");
+    const std::string snapshots =
+        absl::StrCat(ShortCount(static_cast<double>(tier.snapshots)), tier.snapshots == 1 ? " snapshot" : " snapshots");
     std::string name = TierName(tier.tier);
     name[0] = absl::ascii_toupper(static_cast<unsigned char>(name[0]));
     lines.push_back(Meter(name, tier.used_bytes, tier.capacity_bytes, snapshots, columns));

@@ -189,7 +189,7 @@ TEST_F(CatalogTest, OpenSessionsKeepACacheUnlessForced) {
   const auto on_deleted = [&deleted] { deleted = true; };
   const absl::Status status = catalog_.DeleteCache("a", false, on_deleted);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("1 open sessions"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has 1 open session; close"));
 
   ASSERT_TRUE(catalog_.DeleteCache("a", true, on_deleted).ok());
   EXPECT_TRUE(cancelled);

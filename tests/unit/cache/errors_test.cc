@@ -11,6 +11,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
+TEST(ErrorsTest, OneIsNoPlural) {
+  EXPECT_EQ(Counted(0, "slot"), "0 slots");
+  EXPECT_EQ(Counted(1, "slot"), "1 slot");
+  EXPECT_EQ(Counted(2, "open session"), "2 open sessions");
+}
+
 TEST(ErrorsTest, AFieldViolationKeepsBothTextsWhateverTheyHold) {
   const std::string field("a:b\0[3]", 7);
   const absl::Status status = InvalidField(field, "is 17: the cache has 8 slots");

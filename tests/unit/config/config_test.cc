@@ -316,7 +316,7 @@ TEST_F(ConfigTest, MistakesInAFileAreReportedWithThoseOfTheCommandLine) {
   const std::string values = WriteFile("state_memory: \"lots\"\nmax_caches: -3\n");
   std::string errors = ParseErrors({"--config=" + values, "--threads=x"});
   EXPECT_THAT(errors, HasSubstr("state_memory in " + values + " is 'lots'; it must be"));
-  EXPECT_THAT(errors, HasSubstr("--max-caches is -3; it must be from 1"));
+  EXPECT_THAT(errors, HasSubstr("gdpcached: max_caches in " + values + " is -3; it must be from 1"));
   EXPECT_THAT(errors, HasSubstr("--threads is 'x'"));
 
   const std::string syntax = WriteFile("threads: 1\ncolour: \"blue\"\nthreads: \"two\"\n");
