@@ -74,7 +74,9 @@ SnapshotUploads::SnapshotUploads(const cache::Clock& clock, absl::Duration idle_
       stage_(std::move(stage)),
       expect_(std::move(expect)) {}
 
-SnapshotUploads::~SnapshotUploads() = default;
+SnapshotUploads::~SnapshotUploads() {
+  const std::lock_guard lock(mutex_);  // behind the ends of transfers, which gRPC's threads tell of
+}
 
 absl::StatusOr<SnapshotUploads::Transfer> SnapshotUploads::Begin(const cache::SnapshotSpace& space,
                                                                  const v1::WriteSnapshotHeader& header) {

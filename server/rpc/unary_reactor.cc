@@ -8,6 +8,11 @@ void UnaryReactor::Answer(const grpc::Status& status) {
   Leave();
 }
 
+void UnaryReactor::OnCancel() {
+  { const std::lock_guard lock(mutex_); }
+  Cancelled();
+}
+
 void UnaryReactor::OnDone() {
   { const std::lock_guard lock(mutex_); }
   Ended();

@@ -9,12 +9,11 @@
 
 namespace gdpcache::rpc {
 
-/// One unary RPC in progress; deletes itself when it has answered and gRPC is done with it. The order that gRPC
-/// guarantees is made visible to ThreadSanitizer, too: whatever uses the object after its making takes its mutex, or
-/// comes before the answer.
+/// One unary RPC in progress; deletes itself when it has answered and gRPC is done with it. Its mutex is taken by whatever
+/// gRPC calls, and before the answer, so that the order gRPC guarantees is visible to ThreadSanitizer, too.
 class UnaryReactor : public grpc::ServerUnaryReactor {
  public:
-  void OnCancel() final { Cancelled(); }
+  void OnCancel() final;
   void OnDone() final;
   /// Both may run on whichever of gRPC's threads finds out, below Finish, too. Waking another one for each RPC, as gRPC
   /// does otherwise, is a third of what an empty RPC costs the server.
