@@ -35,7 +35,7 @@ constexpr Form kForms[] = {
     {OperationKind::kWrite, "write", 7, 4},
     {OperationKind::kPrefill, "prefill", 24, 26},
     {OperationKind::kStorm, "storm", 12, 4},
-    {OperationKind::kHasty, "hasty", 6, 2},
+    {OperationKind::kHasty, "hasty", 4, 2},
     {OperationKind::kSave, "save", 5, 8},
     {OperationKind::kLookup, "lookup", 5, 6},
     {OperationKind::kRestore, "restore", 7, 10},

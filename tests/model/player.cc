@@ -332,7 +332,7 @@ void Player::CreateCache(Choices choices) {
   auto cache = std::make_shared<ModelCache>();
   cache->spec = spec;
   cache->slots.resize(static_cast<std::size_t>(spec.geometry.slots));
-  cache->holders.assign(static_cast<std::size_t>(spec.geometry.slots), -1);
+  cache->holders.assign(static_cast<std::size_t>(spec.geometry.slots), kFree);
   world_.caches.emplace(spec.name, std::move(cache));
 }
 
@@ -370,7 +370,7 @@ void Player::OpenSession(Choices choices) {
 void Player::EndModelSession(int place) {
   const std::shared_ptr<ModelCache> cache = world_.sessions.at(place).cache;
   world_.sessions.erase(place);
-  for (int& holder : cache->holders) holder = holder == place ? -1 : holder;
+  for (int& holder : cache->holders) holder = holder == place ? kFree : holder;
   const auto found = world_.caches.find(cache->spec.name);
   if (found == world_.caches.end() || found->second != cache) return;
   if (--cache->sessions == 0 && cache->spec.ephemeral) world_.caches.erase(found);

@@ -79,6 +79,7 @@ class Player {
   Codes SlotErrors(const ModelSession& session, absl::Span<const std::int64_t> slots, bool padding = false) const;
   std::vector<std::int64_t> Layers(Choices& choices) const;
   void Acquire(Choices choices);
+  void AcquireFor(ModelSession& session, int place, std::int64_t count);
   void Release(Choices choices);
   void Reset(Choices choices);
   void Copy(Choices choices);
@@ -90,6 +91,7 @@ class Player {
   void Prefill(Choices choices);
   void Storm(Choices choices);
   void Hasty(Choices choices);
+  void RunHasty(ModelSession& session, const Operation& drawn, absl::Duration timeout);
   /// Directives in the order in which the server takes them; false when the call must fail.
   bool BeginDirectives(ModelSession& session, PrefillCase& prefill);
   void Settle(ModelSession& session, PrefillCase& prefill, const absl::StatusOr<PrefillResult>& result);

@@ -388,32 +388,44 @@ void Player::Storm(Choices choices) {
 }
 
 void Player::Hasty(Choices choices) {
-  ModelSession* const session = SessionAt(choices);
-  if (session == nullptr || !session->open) return;
-  const std::vector<std::int64_t> held = Held(*session);
-  if (held.empty()) return;
+  const auto cache = world_.caches.find(NameOf(choices.Next()));
   const absl::Duration timeout = absl::Microseconds(50 * (1 + choices.Below(20)));
-  const auto slot = static_cast<std::uint32_t>(20 * choices.Below(static_cast<std::int64_t>(held.size())));
   const auto transport = static_cast<std::uint32_t>(choices.Below(2));
   const Operation drawn{OperationKind::kPrefill,
-                        {0, slot, 9, 0, 0, 0, 1, 0, static_cast<std::uint32_t>(choices.Next()), 9, transport}};
+                        {0, 0, 9, 0, 0, 0, 1, 0, static_cast<std::uint32_t>(choices.Next()), 9, transport}};
+  if (cache == world_.caches.end() || cache->second->free_slots() == 0) return;
+  if (cache->second->spec.ephemeral && cache->second->sessions == 0) return;  // would go with the session
+  // In a session of its own: such a call may be applied as late as the server's clock allows, but not after the
+  // session.
+  constexpr int kPlace = -2;
+  absl::StatusOr<Session> opened =
+      client_->OpenSession(cache->first, {.ttl = absl::Hours(1), .client_name = "hasty", .keep_alive = false});
+  if (!Expect(opened.status(), {}, "opening a session for a hasty prefill")) return;
+  ++cache->second->sessions;
+  ModelSession& session = world_.sessions[kPlace];
+  session.client.emplace(*std::move(opened));
+  session.cache = cache->second;
+  AcquireFor(session, kPlace, 1);
+  if (!failed()) RunHasty(session, drawn, timeout);
+  Expect(session.client->Close(), {}, "closing the session of a hasty prefill");
+  EndModelSession(kPlace);
+}
+
+void Player::RunHasty(ModelSession& session, const Operation& drawn, absl::Duration timeout) {
   Choices own(drawn);
-  const std::unique_ptr<PrefillCase> prefill = DrawPrefill(*session, own, 0);
+  const std::unique_ptr<PrefillCase> prefill = DrawPrefill(session, own, 0);
   if (failed()) return;
-  const absl::StatusOr<PrefillResult> result = session->client->Prefill(prefill->call, {.timeout = timeout});
-  if (result.ok()) return Settle(*session, *prefill, result);
-  if (!Expect(result.status(), {absl::StatusCode::kDeadlineExceeded}, "a prefill without time")) {
-    if (failed()) return;
-  }
+  const absl::StatusOr<PrefillResult> result = session.client->Prefill(prefill->call, {.timeout = timeout});
+  if (result.ok()) return Settle(session, *prefill, result);
+  Expect(result.status(), {absl::StatusCode::kDeadlineExceeded}, "a hasty prefill");
   // Applied or not, the slot tells; half applied it must not be.
-  const absl::StatusOr<SlotContents> contents = session->client->ReadSlots({prefill->slots[0]}, {0});
-  if (!Expect(contents.status(), {}, "reading a slot after a prefill without time")) return;
-  LayerState& before = session->cache->slots[static_cast<std::size_t>(prefill->slots[0])][0];
+  const absl::StatusOr<SlotContents> contents = session.client->ReadSlots({prefill->slots[0]}, {0});
+  if (failed() || !Expect(contents.status(), {}, "reading a slot after a hasty prefill")) return;
+  const LayerState& before = session.cache->slots[static_cast<std::size_t>(prefill->slots[0])][0];
   if (contents->positions[0] == before.position && BytesOf(contents->state) == before.state) return;
   if (contents->positions[0] != prefill->after[0].position || BytesOf(contents->state) != prefill->after[0].state) {
-    return Fail("a prefill without time was applied by half");
+    Fail("a hasty prefill was applied by half");
   }
-  before = prefill->after[0];
 }
 
 }  // namespace gdpcache::test

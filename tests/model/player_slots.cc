@@ -15,7 +15,7 @@ std::vector<std::int64_t> Player::Held(const ModelSession& session) const {
   std::vector<std::int64_t> held;
   for (std::size_t slot = 0; slot < session.cache->holders.size(); ++slot) {
     const int place = session.cache->holders[slot];
-    if (place < 0) continue;
+    if (place == kFree) continue;
     const auto holder = world_.sessions.find(place);
     if (holder != world_.sessions.end() && &holder->second == &session) held.push_back(static_cast<std::int64_t>(slot));
   }
@@ -59,27 +59,30 @@ std::vector<std::int64_t> Player::Layers(Choices& choices) const {
 void Player::Acquire(Choices choices) {
   ModelSession* const session = SessionAt(choices);
   if (session == nullptr) return;
-  const std::int64_t count = choices.Of<std::int64_t>({1, 2, 3, 1, 2, 4, 0, 7});
-  Codes errors;
-  if (!session->open) errors = {absl::StatusCode::kNotFound};
-  if (count < 1) errors.insert(absl::StatusCode::kInvalidArgument);
-  if (errors.empty() && count > session->cache->free_slots()) errors = {absl::StatusCode::kResourceExhausted};
-  const absl::StatusOr<std::vector<std::int64_t>> slots = session->client->AcquireSlots(count);
-  if (!Expect(slots.status(), errors, "acquiring slots")) return;
   int place = 0;
   for (const auto& [number, candidate] : world_.sessions) place = &candidate == session ? number : place;
+  AcquireFor(*session, place, choices.Of<std::int64_t>({1, 2, 3, 1, 2, 4, 0, 7}));
+}
+
+void Player::AcquireFor(ModelSession& session, int place, std::int64_t count) {
+  Codes errors;
+  if (!session.open) errors = {absl::StatusCode::kNotFound};
+  if (count < 1) errors.insert(absl::StatusCode::kInvalidArgument);
+  if (errors.empty() && count > session.cache->free_slots()) errors = {absl::StatusCode::kResourceExhausted};
+  const absl::StatusOr<std::vector<std::int64_t>> slots = session.client->AcquireSlots(count);
+  if (!Expect(slots.status(), errors, "acquiring slots")) return;
   if (!std::is_sorted(slots->begin(), slots->end())) Fail("acquired slots are not ascending");
   for (const std::int64_t slot : *slots) {
-    if (slot < 0 || slot >= session->cache->spec.geometry.slots ||
-        session->cache->holders[static_cast<std::size_t>(slot)] >= 0) {
+    if (slot < 0 || slot >= session.cache->spec.geometry.slots ||
+        session.cache->holders[static_cast<std::size_t>(slot)] != kFree) {
       return Fail(absl::StrCat("slot ", slot, " was given, which is not free"));
     }
-    session->cache->holders[static_cast<std::size_t>(slot)] = place;
+    session.cache->holders[static_cast<std::size_t>(slot)] = place;
     LayerState zero;
     const auto elements = static_cast<std::size_t>(geometry_.heads * geometry_.key_dim * geometry_.value_dim);
     zero.state.assign(elements * static_cast<std::size_t>(ElementSize(geometry_.state_dtype)), '\0');
     zero.auxiliary.assign(static_cast<std::size_t>(geometry_.auxiliary_bytes), '\0');
-    session->cache->slots[static_cast<std::size_t>(slot)].assign(static_cast<std::size_t>(geometry_.layers), zero);
+    session.cache->slots[static_cast<std::size_t>(slot)].assign(static_cast<std::size_t>(geometry_.layers), zero);
   }
 }
 

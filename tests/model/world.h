@@ -25,15 +25,17 @@ struct LayerState {
 /// All layers. Those of a snapshot have one position.
 using SlotState = std::vector<LayerState>;
 
+inline constexpr int kFree = -1;  // holder of a slot that nobody holds
+
 struct ModelCache {
   CacheSpec spec;
   std::vector<SlotState> slots;
-  std::vector<int> holders;  // by slot: the session's place, or -1
+  std::vector<int> holders;  // by slot: the session's place, or kFree
   std::int64_t sessions = 0;
 
   std::int64_t free_slots() const {
     std::int64_t free = 0;
-    for (const int holder : holders) free += holder < 0 ? 1 : 0;
+    for (const int holder : holders) free += holder == kFree ? 1 : 0;
     return free;
   }
 };

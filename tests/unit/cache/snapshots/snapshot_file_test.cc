@@ -259,7 +259,7 @@ TEST(SnapshotFileTest, FilesOfTheFirstServersAreReadForEver) {
   EXPECT_EQ(record.space.tenant, "default");
   EXPECT_EQ(record.space.fingerprint, "model@1");
   EXPECT_EQ(record.space.num_householder, 2);
-  std::vector<float> states(2 * 64);
+  std::vector<float> states(128);
   ASSERT_EQ(taken->data.size(), states.size() * sizeof(float) + 6);
   std::memcpy(states.data(), taken->data.data(), states.size() * sizeof(float));
   for (std::size_t i = 0; i < states.size(); ++i) ASSERT_EQ(states[i], static_cast<float>(i) / 4);
