@@ -172,8 +172,9 @@ std::shared_ptr<const SnapshotDirectory::Places> SnapshotDirectory::places() con
 absl::Status SnapshotDirectory::Renew() {
   const std::lock_guard lock(mutex_);
   absl::StatusOr<std::shared_ptr<const Places>> places = OpenPlaces(path_, file_system_, places_.get());
-  if (places.ok()) places_ = *std::move(places);
-  return places.status();
+  if (!places.ok()) return places.status();
+  places_ = *std::move(places);
+  return absl::OkStatus();
 }
 
 std::string SnapshotDirectory::Path(SnapshotFileId id) const {
