@@ -28,6 +28,7 @@
 #include "server/engine/engine.h"
 #include "server/observe/logging.h"
 #include "server/observe/metrics_endpoint.h"
+#include "server/open_access.h"
 #include "server/open_snapshots.h"
 #include "server/rpc/control/caches.h"
 #include "server/rpc/metrics/server_metrics.h"
@@ -125,6 +126,8 @@ absl::Status Serve(const config::Config& config) {
   const sigset_t stop_signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);  // before any thread starts: all inherit it
 
+  absl::StatusOr<std::shared_ptr<const rpc::AccessControl>> access = OpenAccess(config);
+  if (!access.ok()) return access.status();
   absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::CreateBackend(config.backend);
   if (!backend.ok()) return backend.status();
   const kernels::DeviceInfo device = (*backend)->device_info();
@@ -136,7 +139,8 @@ absl::Status Serve(const config::Config& config) {
   limits.state_memory_bytes = config.state_memory_bytes > 0 ? config.state_memory_bytes : device.memory_bytes / 2;
   limits.default_session_ttl = config.default_session_ttl;
   limits.max_session_ttl = config.max_session_ttl;
-  absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> snapshots = OpenSnapshots(config.snapshots, **backend, clock);
+  absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> snapshots =
+      OpenSnapshots(config.snapshots, **backend, clock, (*access)->tenants());
   if (!snapshots.ok()) return snapshots.status();
   cache::Catalog catalog(**backend, clock, limits,
                          [&store = **snapshots](cache::SessionKey session) { store.EndSession(session); });
@@ -158,6 +162,7 @@ absl::Status Serve(const config::Config& config) {
   server_options.max_message_bytes = config.max_message_bytes;
   server_options.shared_memory_bytes = config.shared_memory_bytes;
   server_options.limits = limits;
+  server_options.access = *access;
   server_options.max_pin_ttl = config.snapshots.max_pin_ttl;
   server_options.transfer_timeout = config.snapshots.pending_timeout;
   rpc::ServerMetrics metrics;

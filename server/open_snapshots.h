@@ -1,6 +1,7 @@
 #ifndef GDPCACHE_SERVER_OPEN_SNAPSHOTS_H_
 #define GDPCACHE_SERVER_OPEN_SNAPSHOTS_H_
 
+#include <cstdint>
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -12,10 +13,10 @@
 namespace gdpcache {
 
 /// The snapshot store with the tiers that are configured, and what its directory holds. The backend and the clock must
-/// outlive it. Errors say why the directory cannot be used.
+/// outlive it. `tenants` is how many there may be. Errors say why the directory cannot be used.
 absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> OpenSnapshots(const config::SnapshotConfig& config,
                                                                     kernels::Backend& backend,
-                                                                    const cache::Clock& clock);
+                                                                    const cache::Clock& clock, std::int64_t tenants);
 
 }  // namespace gdpcache
 

@@ -229,49 +229,49 @@ absl::StatusOr<std::shared_ptr<Session>> Catalog::OpenSession(absl::string_view 
   return session;
 }
 
-absl::StatusOr<std::shared_ptr<Session>> Catalog::FindSession(absl::string_view id) {
+absl::StatusOr<std::shared_ptr<Session>> Catalog::FindOpenLocked(absl::string_view id, absl::string_view tenant) const {
+  if (absl::Status status = CheckServingLocked(); !status.ok()) return status;
+  const auto found = open_.find(id);
+  if (found == open_.end() || found->second->tenant() != tenant) return NoSuchSession(id);
+  return found->second;
+}
+
+absl::StatusOr<std::shared_ptr<Session>> Catalog::FindSession(absl::string_view id, absl::string_view tenant) {
   const absl::Time now = clock_.Now();
   Removed expired;
   {
     const std::lock_guard lock(mutex_);
-    if (absl::Status status = CheckServingLocked(); !status.ok()) return status;
-    const auto found = open_.find(id);
-    if (found == open_.end()) return NoSuchSession(id);
-    if (found->second->expires_at() > now) {
-      found->second->Renew(now);
-      return found->second;
+    absl::StatusOr<std::shared_ptr<Session>> found = FindOpenLocked(id, tenant);
+    if (!found.ok()) return found.status();
+    if ((*found)->expires_at() > now) {
+      (*found)->Renew(now);
+      return found;
     }
-    expired = RemoveLocked(found->second);
+    expired = RemoveLocked(*std::move(found));
   }
   End(expired, [] {});
   return NoSuchSession(id);
 }
 
-absl::Status Catalog::CloseSession(absl::string_view id, absl::AnyInvocable<void()> on_closed) {
+absl::Status Catalog::CloseSession(absl::string_view id, absl::string_view tenant,
+                                   absl::AnyInvocable<void()> on_closed) {
   Removed removed;
   {
     const std::lock_guard lock(mutex_);
-    if (absl::Status status = CheckServingLocked(); !status.ok()) return status;
-    const auto found = open_.find(id);
-    if (found == open_.end()) return NoSuchSession(id);
-    removed = RemoveLocked(found->second);
+    absl::StatusOr<std::shared_ptr<Session>> found = FindOpenLocked(id, tenant);
+    if (!found.ok()) return found.status();
+    removed = RemoveLocked(*std::move(found));
   }
   End(removed, std::move(on_closed));
   return absl::OkStatus();
 }
 
-std::optional<std::string> Catalog::ClientName(SessionKey session) const {
+std::optional<Catalog::Holder> Catalog::FindHolder(SessionKey session) const {
   const std::lock_guard lock(mutex_);
   const auto found = living_.find(session);
   if (found == living_.end()) return std::nullopt;
-  return found->second.session->client_name();
-}
-
-std::optional<absl::Time> Catalog::ExpiresAt(SessionKey session) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = living_.find(session);
-  if (found == living_.end()) return std::nullopt;
-  return found->second.session->expires_at();
+  const Session& holder = *found->second.session;
+  return Holder{holder.client_name(), holder.tenant(), holder.expires_at()};
 }
 
 absl::Time Catalog::ExpireSessions() {

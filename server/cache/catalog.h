@@ -68,13 +68,18 @@ class Catalog {
   absl::StatusOr<std::shared_ptr<Session>> OpenSession(absl::string_view cache, absl::Duration ttl,
                                                        std::string client_name,
                                                        std::string tenant = std::string(kDefaultTenant));
-  /// Also renews the session's lease.
-  absl::StatusOr<std::shared_ptr<Session>> FindSession(absl::string_view id);
+  /// Also renews the session's lease. To another tenant than its own it is NOT_FOUND, like one that never was.
+  absl::StatusOr<std::shared_ptr<Session>> FindSession(absl::string_view id, absl::string_view tenant);
   /// Ends the session; `on_closed` runs once its calls have ended and its slots are free, maybe before the call
   /// returns; not after an error.
-  absl::Status CloseSession(absl::string_view id, absl::AnyInvocable<void()> on_closed);
-  std::optional<std::string> ClientName(SessionKey session) const;
-  std::optional<absl::Time> ExpiresAt(SessionKey session) const;
+  absl::Status CloseSession(absl::string_view id, absl::string_view tenant, absl::AnyInvocable<void()> on_closed);
+  struct Holder {
+    std::string client_name;
+    std::string tenant;
+    absl::Time expires_at;
+  };
+  /// None when the session is gone.
+  std::optional<Holder> FindHolder(SessionKey session) const;
 
   /// Ends every session whose lease has run out by the clock, and returns when the next one will (InfiniteFuture if
   /// none).
@@ -107,6 +112,7 @@ class Catalog {
   };
 
   static std::shared_ptr<Cache> CacheOf(const Entry& entry);
+  absl::StatusOr<std::shared_ptr<Session>> FindOpenLocked(absl::string_view id, absl::string_view tenant) const;
   Removed RemoveLocked(std::shared_ptr<Session> session);
   void End(const Removed& removed, absl::AnyInvocable<void()> on_closed);
   absl::AnyInvocable<void()> Finisher(std::shared_ptr<Session> session, absl::AnyInvocable<void()> on_closed);

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/config/access_config.h"
 #include "server/config/command_line.h"
 #include "server/config/config_file.h"
 #include "server/config/flags.h"
@@ -27,22 +28,6 @@ constexpr std::int64_t kMaxThreads = 4'096;
 constexpr std::int64_t kMaxCount = 1'000'000'000;
 constexpr absl::Duration kMinSessionTtl = absl::Milliseconds(100);  // a client may not ask for less either
 constexpr absl::Duration kMaxDuration = absl::Hours(24 * 365);
-
-void CheckListen(const Config& config, bool allow_insecure, Errors& errors) {
-  for (const std::string& address : config.listen) {
-    const absl::StatusOr<ListenAddress> parsed = ParseListenAddress(address);
-    if (!parsed.ok()) {
-      errors.push_back(absl::StrCat("--listen is '", address, "'; ", parsed.status().message()));
-    } else if (!parsed->is_loopback() && !allow_insecure) {
-      errors.push_back(absl::StrCat("--listen is '", address,
-                                    "', which other machines may reach; connections are neither encrypted nor "
-                                    "authenticated, so this needs --allow-insecure"));
-    }
-  }
-  if (config.listen.empty() && config.unix_path.empty()) {
-    errors.push_back("--listen and --unix are both empty; there is nothing to serve");
-  }
-}
 
 void CheckUnixPath(const std::string& path, Errors& errors) {
   // ".fd" is added for the socket that takes the descriptors of shared memory.
@@ -76,6 +61,10 @@ Config FromFlags() {
   Config config;
   config.listen = absl::GetFlag(FLAGS_listen);
   config.unix_path = absl::GetFlag(FLAGS_unix);
+  config.access.tls_certificate = absl::GetFlag(FLAGS_tls_certificate);
+  config.access.tls_key = absl::GetFlag(FLAGS_tls_key);
+  config.access.tls_client_ca = absl::GetFlag(FLAGS_tls_client_ca);
+  config.access.token_file = absl::GetFlag(FLAGS_token_file);
   config.backend.choice = absl::GetFlag(FLAGS_backend);
   config.backend.cpu_threads = static_cast<int>(absl::GetFlag(FLAGS_threads));
   config.backend.cuda_device = static_cast<int>(absl::GetFlag(FLAGS_device));
@@ -128,7 +117,7 @@ void CheckSnapshots(const SnapshotConfig& config, Errors& errors) {
 }
 
 void Validate(const Config& config, Errors& errors) {
-  CheckListen(config, absl::GetFlag(FLAGS_allow_insecure), errors);
+  CheckAccess(config, absl::GetFlag(FLAGS_allow_insecure), errors);
   CheckUnixPath(config.unix_path, errors);
   CheckRange("threads", absl::GetFlag(FLAGS_threads), 0, kMaxThreads, errors);
   CheckRange("device", absl::GetFlag(FLAGS_device), 0, std::numeric_limits<int>::max(), errors);
@@ -184,6 +173,7 @@ Invocation ParseCommandLine(absl::Span<const char* const> command_line) {
     }
   }
   Config config = FromFlags();
+  config.access.identities = std::move(file.identities);
   Errors mistakes;
   Validate(config, mistakes);
   NameByField(file, arguments, absl::GetFlag(FLAGS_config), mistakes);

@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "gdpcache/config/v1/server_config.pb.h"
 #include "gdpcache/v1/cache.pb.h"
 #include "kernels/backend.h"
 #include "server/cache/snapshots/snapshot_store.h"
@@ -35,10 +36,20 @@ struct SnapshotConfig {
   absl::Duration flush_timeout;
 };
 
+/// Who may use the server. Files are not looked into here.
+struct AccessConfig {
+  std::string tls_certificate;
+  std::string tls_key;
+  std::string tls_client_ca;
+  std::string token_file;
+  std::vector<v1::Identity> identities;
+};
+
 /// Everything the server can be told, validated. server/config/flags.cc documents each value and its default.
 struct Config {
   std::vector<std::string> listen;  // "host:port"
   std::string unix_path;            // empty: no Unix socket
+  AccessConfig access;
   kernels::BackendOptions backend;
   std::int64_t state_memory_bytes = 0;  // 0: half of the backend's memory
   std::int64_t staging_memory_bytes = 0;

@@ -77,10 +77,11 @@ ConfigFile ReadConfigFile(const std::string& path, std::vector<std::string>& err
   std::vector<const FieldDescriptor*> fields;
   message.GetReflection()->ListFields(message, &fields);
   for (const FieldDescriptor* field : fields) {
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) continue;  // caches
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) continue;  // caches, identities
     file.values.emplace_back(field->name(), FlagValue(message, *field));
   }
   file.caches.assign(message.caches().begin(), message.caches().end());
+  file.identities.assign(message.identities().begin(), message.identities().end());
   return file;
 }
 

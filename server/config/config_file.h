@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "gdpcache/config/v1/server_config.pb.h"
 #include "gdpcache/v1/cache.pb.h"
 
 namespace gdpcache::config {
@@ -13,6 +14,7 @@ namespace gdpcache::config {
 struct ConfigFile {
   std::vector<std::pair<std::string, std::string>> values;  // flag name and value
   std::vector<gdpcache::v1::CreateCacheRequest> caches;
+  std::vector<v1::Identity> identities;
 };
 
 /// Reads server_config.proto in text format. Appends what is wrong, with line and column.

@@ -75,6 +75,7 @@ const Names<observe::LogFormat>& LogFormatNames() {
 const std::vector<FlagGroup>& FlagGroups() {
   static const auto& groups = *new std::vector<FlagGroup>{
       {"Serving", {{"listen", "HOST:PORT,..."}, {"allow_insecure", ""}, {"unix", "PATH"}}},
+      {"Access", {{"tls_certificate", "FILE"}, {"tls_key", "FILE"}, {"tls_client_ca", "FILE"}, {"token_file", "FILE"}}},
       {"Arithmetic", {{"backend", "auto|cpu|cuda"}, {"device", "N"}, {"threads", "N"}}},
       {"Limits",
        {{"state_memory", "SIZE"},
@@ -151,10 +152,23 @@ ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7411"},
           "TCP addresses to serve, comma separated or the flag repeated. Port 0 takes a free one. Empty: none.");
 ABSL_FLAG(
     bool, allow_insecure, false,
-    "Serve addresses other than loopback. Connections are neither encrypted nor authenticated: whoever reaches the "
-    "port can use the server.");
+    "Serve addresses other than loopback without TLS. Connections are neither encrypted nor authenticated: whoever "
+    "reaches the port can use the server. Not where there are identities: tokens do not travel in clear text.");
 ABSL_FLAG(std::string, unix, gdpcache::config::DefaultSocketPath(),
           "Unix socket to serve, for this user only. Empty: none.");
+
+ABSL_FLAG(
+    std::string, tls_certificate, "",
+    "Serve TLS (1.2 and later) on TCP, with this certificate and the intermediate ones behind it (PEM). This file "
+    "and the other three are read again when they change; while something is wrong with them, what was read before "
+    "stays. Empty: no TLS.");
+ABSL_FLAG(std::string, tls_key, "", "The certificate's private key (PEM). Not readable by everybody.");
+ABSL_FLAG(std::string, tls_client_ca, "",
+          "Clients must present a certificate that one of these authorities has signed (PEM). Empty: they need none.");
+ABSL_FLAG(
+    std::string, token_file, "",
+    "Bearer tokens and whose they are: lines 'TOKEN NAME', each with a token of at least 16 characters and the name "
+    "of one of the identities in --config. Not readable by everybody. Empty: no tokens.");
 
 ABSL_FLAG(gdpcache::kernels::BackendChoice, backend, gdpcache::kernels::BackendChoice::kAuto,
           "What holds the states and does the arithmetic. auto: CUDA if there is a usable device, else the CPU.");

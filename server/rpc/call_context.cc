@@ -5,15 +5,25 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "server/rpc/snapshot_codec.h"
 #include "server/rpc/status.h"
 
 namespace gdpcache::rpc {
 
 absl::StatusOr<engine::CallContext> FindCaller(const DataPlane& plane, const grpc::CallbackServerContext& context,
                                                const std::string& session) {
-  auto found = plane.catalog.FindSession(session);
+  const absl::StatusOr<const Identity*> caller = plane.access.CallerOf(context);
+  if (!caller.ok()) return caller.status();
+  auto found = plane.catalog.FindSession(session, (*caller)->tenant);
   if (!found.ok()) return found.status();
   return engine::CallContext{.session = *std::move(found), .deadline = absl::FromChrono(context.deadline())};
+}
+
+absl::StatusOr<cache::SnapshotSpace> FindSpace(const DataPlane& plane, const grpc::CallbackServerContext& context,
+                                               const std::string& cache) {
+  const absl::StatusOr<const Identity*> caller = plane.access.CallerOf(context);
+  if (!caller.ok()) return caller.status();
+  return SpaceOf(plane.catalog, cache, (*caller)->tenant);
 }
 
 absl::Status ClientGone() { return absl::CancelledError("the client cancelled the call or its deadline passed"); }

@@ -11,6 +11,7 @@
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/engine/engine.h"
+#include "server/rpc/access/access_control.h"
 #include "server/rpc/control/server_info.h"
 #include "server/rpc/control/server_stats.h"
 #include "server/rpc/control/snapshots.h"
@@ -31,6 +32,7 @@ struct ControlPlane {
   const ServerStats& stats;
   SnapshotPlane snapshots;
   SnapshotUploads& uploads;
+  const AccessControl& access;
 };
 
 grpc::ServerUnaryReactor* HandleGetServerInfo(const ControlPlane& plane, grpc::CallbackServerContext* context,

@@ -8,6 +8,7 @@
 #include "server/cache/clock.h"
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
+#include "server/rpc/access/access_control.h"
 #include "server/rpc/detached_calls.h"
 #include "server/rpc/metrics/prefill_metrics.h"
 #include "server/rpc/snapshot_uploads.h"
@@ -25,6 +26,7 @@ struct DataPlane {
   cache::SnapshotStore& snapshots;
   SnapshotUploads& uploads;
   DetachedCalls& detached;
+  const AccessControl& access;
   PrefillMetrics& metrics;
 };
 

@@ -3,7 +3,6 @@
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -134,14 +133,15 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
                ServerMetrics& metrics)
     : catalog_(catalog),
       metrics_(metrics),
+      access_(options.access),
       info_(catalog, engine, snapshots, clock, options.version, std::move(device), Limits(options, engine)),
       stats_(catalog, engine, snapshots, metrics),
       expiry_(clock, [&catalog] { return catalog.ExpireSessions(); }),
-      memory_(catalog, clock, engine.memory_sharing(), options.shared_memory_bytes),
+      memory_(catalog, clock, *access_, engine.memory_sharing(), options.shared_memory_bytes),
       detached_(clock, options.transfer_timeout, [this](absl::Time time) { transfer_expiry_.Expect(time); }),
       uploads_(
           clock, options.transfer_timeout, engine.staging().budget() / SnapshotUploads::kStagingShare,
-          [&engine](std::int64_t bytes) { return engine.Stage(bytes); },
+          access_->tenants(), [&engine](std::int64_t bytes) { return engine.Stage(bytes); },
           [this](absl::Time time) { transfer_expiry_.Expect(time); }),
       transfer_expiry_(clock, [this] { return std::min(detached_.ExpireStalled(), uploads_.ExpireIdle()); }),
       service_({catalog,
@@ -151,8 +151,9 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
                 info_,
                 stats_,
                 {catalog, snapshots, engine, clock, options.max_pin_ttl},
-                uploads_},
-               {catalog, clock, engine, snapshots, uploads_, detached_, metrics.prefills}, memory_) {}
+                uploads_,
+                *access_},
+               {catalog, clock, engine, snapshots, uploads_, detached_, *access_, metrics.prefills}, memory_) {}
 
 Server::~Server() = default;
 
@@ -166,13 +167,13 @@ absl::Status Server::Listen(const ServerOptions& options) {
   grpc::ServerBuilder builder;
   std::deque<int> ports;  // gRPC keeps pointers to them
   for (const std::string& address : options.listen) {
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &ports.emplace_back(0));
+    builder.AddListeningPort(address, access_->TcpCredentials(), &ports.emplace_back(0));
   }
   if (!options.unix_path.empty()) {
     absl::StatusOr<UnixSocketLock> lock = UnixSocketLock::Acquire(options.unix_path);
     if (!lock.ok()) return lock.status();
     socket_lock_ = *std::move(lock);
-    builder.AddListeningPort("unix:" + options.unix_path, grpc::InsecureServerCredentials());
+    builder.AddListeningPort("unix:" + options.unix_path, access_->UnixCredentials());
   }
   builder.RegisterService(&service_);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;

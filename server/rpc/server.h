@@ -16,6 +16,7 @@
 #include "server/cache/clock.h"
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
+#include "server/rpc/access/access_control.h"
 #include "server/rpc/control/server_info.h"
 #include "server/rpc/control/server_stats.h"
 #include "server/rpc/deadline_thread.h"
@@ -35,6 +36,7 @@ struct ServerOptions {
   std::int64_t max_message_bytes = 0;
   std::int64_t shared_memory_bytes = 0;  // of system memory that clients may share; 0: no shared memory of any kind
   cache::CatalogLimits limits;           // what the catalog was made with, for GetServerInfo
+  std::shared_ptr<const AccessControl> access = AccessControl::Everybody();
   absl::Duration max_pin_ttl;
   absl::Duration transfer_timeout;  // of a snapshot's transfer in which nothing moves, and of an upload that broke
 };
@@ -67,6 +69,7 @@ class Server {
 
   cache::Catalog& catalog_;
   ServerMetrics& metrics_;
+  const std::shared_ptr<const AccessControl> access_;
   ServerInfo info_;
   ServerStats stats_;
   DeadlineThread expiry_;

@@ -16,7 +16,6 @@
 #include "server/rpc/link.h"
 #include "server/rpc/payload_codec.h"
 #include "server/rpc/snapshot_codec.h"
-#include "server/rpc/tenant.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -52,7 +51,7 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
   void Begin(const grpc::ByteBuffer& bytes) {
     v1::ReadSnapshotRequest request;
     if (absl::Status status = ParseMessage(bytes, request); !status.ok()) return Fail(status);
-    absl::StatusOr<cache::SnapshotSpace> space = SpaceOf(plane_.catalog, request.cache(), TenantOf(context_));
+    absl::StatusOr<cache::SnapshotSpace> space = FindSpace(plane_, context_, request.cache());
     if (!space.ok()) return Fail(space.status());
     if (absl::Status status = cache::CheckSnapshotKey("key", request.key()); !status.ok()) return Fail(status);
     if (request.offset() < 0) {
@@ -235,7 +234,7 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
     if (parsed->kind != PayloadFrame::Kind::kHeader) {
       return absl::InvalidArgumentError("the first frame holds no header");
     }
-    absl::StatusOr<cache::SnapshotSpace> space = SpaceOf(plane_.catalog, header.cache(), TenantOf(context_));
+    absl::StatusOr<cache::SnapshotSpace> space = FindSpace(plane_, context_, header.cache());
     if (!space.ok()) return space.status();
     space_ = *std::move(space);
     absl::StatusOr<DetachedCalls::Call> tracked =
@@ -337,7 +336,7 @@ class WatchSnapshotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBu
   void Begin(const grpc::ByteBuffer& bytes) {
     v1::WatchSnapshotsRequest request;
     if (absl::Status status = ParseMessage(bytes, request); !status.ok()) return Stop(status);
-    absl::StatusOr<cache::SnapshotSpace> space = SpaceOf(plane_.catalog, request.cache(), TenantOf(context_));
+    absl::StatusOr<cache::SnapshotSpace> space = FindSpace(plane_, context_, request.cache());
     if (!space.ok()) return Stop(space.status());
     absl::StatusOr<DetachedCalls::Call> tracked =
         plane_.detached.Begin(DetachedCalls::Kind::kWatch, [link = link_](const absl::Status& reason) {

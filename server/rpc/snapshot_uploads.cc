@@ -67,10 +67,11 @@ struct SnapshotUploads::Upload {
 };
 
 SnapshotUploads::SnapshotUploads(const cache::Clock& clock, absl::Duration idle_timeout, std::int64_t max_bytes,
-                                 Stage stage, absl::AnyInvocable<void(absl::Time)> expect)
+                                 std::int64_t tenants, Stage stage, absl::AnyInvocable<void(absl::Time)> expect)
     : clock_(clock),
       idle_timeout_(idle_timeout),
       max_bytes_(max_bytes),
+      tenant_share_(tenants > 1 ? kTenantShare : 1),
       stage_(std::move(stage)),
       expect_(std::move(expect)) {}
 
@@ -121,6 +122,11 @@ absl::StatusOr<SnapshotUploads::Transfer> SnapshotUploads::Begin(const cache::Sn
     const std::lock_guard lock(mutex_);
     if (uploads_.size() >= kMaxUploads) {
       return cache::Exhausted(absl::StrCat(uploads_.size(), " uploads are unfinished; there may be ", kMaxUploads),
+                              kRetryAfter);
+    }
+    const std::size_t uploads = UseLocked(space.tenant).uploads;
+    if (const std::size_t most = kMaxUploads / static_cast<std::size_t>(tenant_share_); uploads >= most) {
+      return cache::Exhausted(absl::StrCat(uploads, " uploads of the tenant are unfinished; there may be ", most),
                               kRetryAfter);
     }
     Name name(space, header.upload());
@@ -214,9 +220,25 @@ absl::Status SnapshotUploads::TakeRoom(Upload& upload, std::int64_t bytes) {
                                          max_bytes_, " bytes of staging memory for them"),
                             kRetryAfter);
   }
+  const std::int64_t tenants_bytes = UseLocked(upload.space().tenant).bytes;
+  if (const std::int64_t most = max_bytes_ / tenant_share_; tenants_bytes > 0 && bytes > most - tenants_bytes) {
+    return cache::Exhausted(absl::StrCat("the snapshot has ", bytes, " bytes; other uploads of the tenant take ",
+                                         tenants_bytes, " of the ", most, " bytes that it may use"),
+                            kRetryAfter);
+  }
   bytes_ += bytes;
   upload.room = bytes;
   return absl::OkStatus();
+}
+
+SnapshotUploads::Use SnapshotUploads::UseLocked(const std::string& tenant) const {
+  Use use;
+  for (const auto& [name, upload] : uploads_) {
+    if (upload->space().tenant != tenant) continue;
+    ++use.uploads;
+    use.bytes += upload->room;
+  }
+  return use;
 }
 
 SnapshotUploads::Transfer& SnapshotUploads::Transfer::operator=(Transfer&& other) noexcept {

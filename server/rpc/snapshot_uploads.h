@@ -32,6 +32,8 @@ class SnapshotUploads {
   /// Unfinished uploads at a time, and what their snapshots may take together of the staging memory.
   static constexpr std::size_t kMaxUploads = 16;
   static constexpr std::int64_t kStagingShare = 2;
+  /// Where there are several tenants, one may take a half of either, or one upload of any size.
+  static constexpr std::int64_t kTenantShare = 2;
 
   using Stage = std::function<absl::StatusOr<std::shared_ptr<engine::StagingBuffer>>(std::int64_t bytes)>;
 
@@ -70,9 +72,9 @@ class SnapshotUploads {
   };
 
   /// Uploads are forgotten when nothing has come for `idle_timeout`; `expect` is told when that may be. `max_bytes`:
-  /// see kStagingShare. Transfers must end before this.
-  SnapshotUploads(const cache::Clock& clock, absl::Duration idle_timeout, std::int64_t max_bytes, Stage stage,
-                  absl::AnyInvocable<void(absl::Time)> expect);
+  /// see kStagingShare. `tenants` is how many there may be. Transfers must end before this.
+  SnapshotUploads(const cache::Clock& clock, absl::Duration idle_timeout, std::int64_t max_bytes, std::int64_t tenants,
+                  Stage stage, absl::AnyInvocable<void(absl::Time)> expect);
   SnapshotUploads(const SnapshotUploads&) = delete;
   SnapshotUploads& operator=(const SnapshotUploads&) = delete;
   ~SnapshotUploads();
@@ -95,11 +97,17 @@ class SnapshotUploads {
   using Name = std::pair<cache::SnapshotSpace, std::string>;
 
   void Remove(const std::shared_ptr<Upload>& upload);
+  struct Use {
+    std::size_t uploads = 0;
+    std::int64_t bytes = 0;
+  };
+  Use UseLocked(const std::string& tenant) const;
   absl::Status TakeRoom(Upload& upload, std::int64_t bytes);
 
   const cache::Clock& clock_;
   const absl::Duration idle_timeout_;
   const std::int64_t max_bytes_;
+  const std::int64_t tenant_share_;
   const Stage stage_;
 
   mutable std::mutex mutex_;  // guards what follows; taken behind an upload's

@@ -19,8 +19,9 @@ std::string BytesOf(const grpc::ByteBuffer& buffer) {
 
 }  // namespace
 
-RawAnswer CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method, const std::string& bytes) {
-  RawStream stream(channel, method, bytes);
+RawAnswer CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method, const std::string& bytes,
+                  const RawMetadata& metadata) {
+  RawStream stream(channel, method, bytes, metadata);
   RawAnswer answer;
   answer.bytes = stream.Read().value_or("");
   answer.status = stream.Finish();
@@ -28,7 +29,8 @@ RawAnswer CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::stri
 }
 
 RawStream::RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                     const std::string& request) {
+                     const std::string& request, const RawMetadata& metadata) {
+  for (const auto& [key, value] : metadata) context_.AddMetadata(key, value);
   context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   stream_ = grpc::GenericStub(channel).PrepareCall(&context_, method, &queue_);
   stream_->StartCall(nullptr);

@@ -10,6 +10,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace gdpcache::test {
 
@@ -18,13 +20,17 @@ struct RawAnswer {
   std::string bytes;
 };
 
+using RawMetadata = std::vector<std::pair<std::string, std::string>>;
+
 /// Sends `bytes` as the one message of a call to `method` ("/package.Service/Method"), whatever they are.
-RawAnswer CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method, const std::string& bytes);
+RawAnswer CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method, const std::string& bytes,
+                  const RawMetadata& metadata = {});
 
 /// A call with one request message and any number of answers, as bytes.
 class RawStream {
  public:
-  RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method, const std::string& request);
+  RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method, const std::string& request,
+            const RawMetadata& metadata = {});
   RawStream(const RawStream&) = delete;
   RawStream& operator=(const RawStream&) = delete;
   ~RawStream();

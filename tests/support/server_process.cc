@@ -2,7 +2,6 @@
 
 #include <grpc/grpc.h>
 #include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
@@ -42,14 +41,15 @@ std::vector<std::string> ServerProcess::Arguments(const std::vector<std::string>
   return arguments;
 }
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+std::shared_ptr<grpc::Channel> Connect(const std::string& address,
+                                       const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   // Otherwise the end of the last channel shuts the library down, which gRPC 1.51 now and then does 10 seconds late.
   static const bool kInitialised = (grpc_init(), true);
   static_cast<void>(kInitialised);
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(-1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(address, credentials, arguments);
 }
 
 }  // namespace gdpcache::test

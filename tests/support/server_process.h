@@ -2,6 +2,7 @@
 #define GDPCACHE_TESTS_SUPPORT_SERVER_PROCESS_H_
 
 #include <grpcpp/channel.h>
+#include <grpcpp/security/credentials.h>
 
 #include <memory>
 #include <string>
@@ -40,7 +41,9 @@ class ServerProcess {
 };
 
 /// A channel that shares no connection with another, without a limit on what it receives.
-std::shared_ptr<grpc::Channel> Connect(const std::string& address);
+std::shared_ptr<grpc::Channel> Connect(
+    const std::string& address,
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials = grpc::InsecureChannelCredentials());
 
 }  // namespace gdpcache::test
 

@@ -50,6 +50,7 @@ struct TenantAccount {
   std::int64_t bytes = 0;         // of its snapshots and of those it is putting together
   std::int64_t pinned_bytes = 0;  // of its pinned snapshots
   std::int64_t pins = 0;          // snapshots that its pins name
+  std::int64_t watches = 0;
   std::int64_t spaces = 0;
   UseSet evictable;  // its snapshots that are not pinned
 };

@@ -449,6 +449,7 @@ class StoreWatch final : public SnapshotWatch {
   ~StoreWatch() override {
     const std::lock_guard lock(state_.mutex);
     --state_.watches;
+    --space_->tenant.watches;
     space_->watches.remove(queue_);
     state_.index.DropUser(*space_);
   }
@@ -476,8 +477,15 @@ absl::StatusOr<std::unique_ptr<SnapshotWatch>> SnapshotStore::Watch(const Snapsh
                                   limits.max_watches),
                      kRetryAfter);
   }
-  ++state.watches;
   std::shared_ptr<SpaceIndex> index = state.index.AddUser(space);
+  if (const std::int64_t watches = index->tenant.watches; watches >= limits.max_tenant_watches) {
+    state.index.DropUser(*index);
+    return Exhausted(absl::StrCat("the tenant has ", watches, " watchers of snapshots; it may have at most ",
+                                  limits.max_tenant_watches),
+                     kRetryAfter);
+  }
+  ++state.watches;
+  ++index->tenant.watches;
   auto queue = std::make_shared<WatchQueue>(existing, limits.max_watch_events, std::move(wake));
   index->watches.push_back(queue);
   return std::make_unique<StoreWatch>(state, std::move(index), std::move(queue));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -86,10 +87,11 @@ class SnapshotWatch {
 };
 
 struct SnapshotLimits {
-  std::int64_t tenant_bytes = 0;   // of one tenant's snapshots, each counted once whatever its tiers; 0: no quota
-  std::int64_t pinned_bytes = 0;   // of one tenant's pinned snapshots
-  std::int64_t max_watches = 0;    // at a time
-  absl::Duration max_pin_ttl;      // the most, and what 0 takes
+  std::int64_t tenant_bytes = 0;  // of one tenant's snapshots, each counted once whatever its tiers; 0: no quota
+  std::int64_t pinned_bytes = 0;  // of one tenant's pinned snapshots
+  std::int64_t max_watches = 0;   // at a time
+  std::int64_t max_tenant_watches = std::numeric_limits<std::int64_t>::max();  // of one tenant
+  absl::Duration max_pin_ttl;                                                  // the most, and what 0 takes
   absl::Duration pending_timeout;  // of an unfinished snapshot, from its last part
 
   // What bounds the store's own memory.
@@ -216,7 +218,7 @@ class SnapshotStore {
 
   /// `wake` runs, on any thread, maybe on several at a time and without a lock held, when there is something to take
   /// after there was nothing. With `existing` there is from the start: no wake for that. It may still be running when
-  /// the watch has just ended. RESOURCE_EXHAUSTED beyond max_watches.
+  /// the watch has just ended. RESOURCE_EXHAUSTED beyond max_watches and max_tenant_watches.
   absl::StatusOr<std::unique_ptr<SnapshotWatch>> Watch(const SnapshotSpace& space, bool existing,
                                                        absl::AnyInvocable<void()> wake);
 

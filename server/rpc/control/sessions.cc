@@ -19,19 +19,20 @@ absl::Status OpenSession(cache::Catalog& catalog, DeadlineThread& expiry, std::s
   return absl::OkStatus();
 }
 
-absl::Status KeepAlive(cache::Catalog& catalog, const v1::KeepAliveRequest& request, v1::KeepAliveResponse& response) {
-  const absl::StatusOr<std::shared_ptr<cache::Session>> session = catalog.FindSession(request.session());
+absl::Status KeepAlive(cache::Catalog& catalog, const std::string& tenant, const v1::KeepAliveRequest& request,
+                       v1::KeepAliveResponse& response) {
+  const absl::StatusOr<std::shared_ptr<cache::Session>> session = catalog.FindSession(request.session(), tenant);
   if (!session.ok()) return session.status();
   response.set_ttl_ms(absl::ToInt64Milliseconds((*session)->ttl()));
   return absl::OkStatus();
 }
 
-void CloseSession(cache::Catalog& catalog, const v1::CloseSessionRequest& request,
+void CloseSession(cache::Catalog& catalog, const std::string& tenant, const v1::CloseSessionRequest& request,
                   absl::AnyInvocable<void(absl::Status)> done) {
   // Only one of the two ways runs it.
   const auto shared_done = std::make_shared<absl::AnyInvocable<void(absl::Status)>>(std::move(done));
   const absl::Status status =
-      catalog.CloseSession(request.session(), [shared_done] { (*shared_done)(absl::OkStatus()); });
+      catalog.CloseSession(request.session(), tenant, [shared_done] { (*shared_done)(absl::OkStatus()); });
   if (!status.ok()) (*shared_done)(status);
 }
 

@@ -15,10 +15,11 @@ namespace gdpcache::rpc {
 absl::Status OpenSession(cache::Catalog& catalog, DeadlineThread& expiry, std::string tenant,
                          const v1::OpenSessionRequest& request, v1::OpenSessionResponse& response);
 
-absl::Status KeepAlive(cache::Catalog& catalog, const v1::KeepAliveRequest& request, v1::KeepAliveResponse& response);
+absl::Status KeepAlive(cache::Catalog& catalog, const std::string& tenant, const v1::KeepAliveRequest& request,
+                       v1::KeepAliveResponse& response);
 
 /// `done` runs once, when the session's calls have ended and its slots are free or at once with an error.
-void CloseSession(cache::Catalog& catalog, const v1::CloseSessionRequest& request,
+void CloseSession(cache::Catalog& catalog, const std::string& tenant, const v1::CloseSessionRequest& request,
                   absl::AnyInvocable<void(absl::Status)> done);
 
 }  // namespace gdpcache::rpc

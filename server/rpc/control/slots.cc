@@ -10,10 +10,11 @@ namespace gdpcache::rpc {
 namespace {
 
 // The session a call names, with how long its answer is of use.
-absl::StatusOr<engine::CallContext> Context(cache::Catalog& catalog, const std::string& session, absl::Time deadline) {
-  absl::StatusOr<std::shared_ptr<cache::Session>> found = catalog.FindSession(session);
+absl::StatusOr<engine::CallContext> Context(cache::Catalog& catalog, const std::string& session,
+                                            const CallOrigin& origin) {
+  absl::StatusOr<std::shared_ptr<cache::Session>> found = catalog.FindSession(session, origin.tenant);
   if (!found.ok()) return found.status();
-  return engine::CallContext{*std::move(found), deadline};
+  return engine::CallContext{*std::move(found), origin.deadline};
 }
 
 template <typename Repeated>
@@ -24,9 +25,10 @@ std::vector<std::int64_t> ToVector(const Repeated& values) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<engine::Call>> AcquireSlots(cache::Catalog& catalog, engine::Engine& engine,
-                                                           absl::Time deadline, const v1::AcquireSlotsRequest& request,
+                                                           const CallOrigin& origin,
+                                                           const v1::AcquireSlotsRequest& request,
                                                            v1::AcquireSlotsResponse& response, CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), deadline);
+  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   return engine.AcquireSlots(
       *std::move(context), request.count(),
@@ -37,25 +39,25 @@ absl::StatusOr<std::shared_ptr<engine::Call>> AcquireSlots(cache::Catalog& catal
 }
 
 absl::StatusOr<std::shared_ptr<engine::Call>> ReleaseSlots(cache::Catalog& catalog, engine::Engine& engine,
-                                                           absl::Time deadline, const v1::ReleaseSlotsRequest& request,
-                                                           CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), deadline);
+                                                           const CallOrigin& origin,
+                                                           const v1::ReleaseSlotsRequest& request, CallDone done) {
+  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   return engine.ReleaseSlots(*std::move(context), ToVector(request.slots()), std::move(done));
 }
 
 absl::StatusOr<std::shared_ptr<engine::Call>> ResetSlots(cache::Catalog& catalog, engine::Engine& engine,
-                                                         absl::Time deadline, const v1::ResetSlotsRequest& request,
+                                                         const CallOrigin& origin, const v1::ResetSlotsRequest& request,
                                                          CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), deadline);
+  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   return engine.ResetSlots(*std::move(context), ToVector(request.slots()), std::move(done));
 }
 
 absl::StatusOr<std::shared_ptr<engine::Call>> CopySlots(cache::Catalog& catalog, engine::Engine& engine,
-                                                        absl::Time deadline, const v1::CopySlotsRequest& request,
+                                                        const CallOrigin& origin, const v1::CopySlotsRequest& request,
                                                         CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), deadline);
+  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   std::vector<engine::SlotCopyRequest> copies;
   copies.reserve(request.copies_size());
@@ -63,19 +65,21 @@ absl::StatusOr<std::shared_ptr<engine::Call>> CopySlots(cache::Catalog& catalog,
   return engine.CopySlots(*std::move(context), std::move(copies), std::move(done));
 }
 
-absl::Status ListSlots(const cache::Catalog& catalog, const cache::Clock& clock, const v1::ListSlotsRequest& request,
-                       v1::ListSlotsResponse& response) {
+absl::Status ListSlots(const cache::Catalog& catalog, const cache::Clock& clock, const std::string& tenant,
+                       bool everybody, const v1::ListSlotsRequest& request, v1::ListSlotsResponse& response) {
   const absl::StatusOr<std::shared_ptr<cache::Cache>> cache = catalog.FindCache(request.cache());
   if (!cache.ok()) return cache.status();
   const absl::Time now = clock.Now();
   for (const cache::SlotTable::Held& held : (*cache)->slots().ListHeld()) {
+    // One whose session has just ended is on its way to the free ones.
+    const std::optional<cache::Catalog::Holder> holder = catalog.FindHolder(held.session);
+    if (!holder.has_value() || (!everybody && holder->tenant != tenant)) continue;
     v1::SlotInfo& slot = *response.add_slots();
     slot.set_slot(held.slot);
-    slot.set_client_name(catalog.ClientName(held.session).value_or(""));
+    slot.set_client_name(holder->client_name);
     slot.set_min_position(held.min_position);
     slot.set_max_position(held.max_position);
-    const absl::Duration left = catalog.ExpiresAt(held.session).value_or(now) - now;
-    slot.set_session_expires_in_ms(std::max<std::int64_t>(0, absl::ToInt64Milliseconds(left)));
+    slot.set_session_expires_in_ms(std::max<std::int64_t>(0, absl::ToInt64Milliseconds(holder->expires_at - now)));
   }
   response.set_free_slots((*cache)->slots().free_count());
   return absl::OkStatus();

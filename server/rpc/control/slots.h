@@ -2,6 +2,7 @@
 #define GDPCACHE_SERVER_RPC_CONTROL_SLOTS_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -18,24 +19,32 @@ namespace gdpcache::rpc {
 
 using CallDone = absl::AnyInvocable<void(absl::Status)>;
 
+/// For whom a call is made, and how long its answer is of use.
+struct CallOrigin {
+  std::string tenant;
+  absl::Time deadline;
+};
+
 absl::StatusOr<std::shared_ptr<engine::Call>> AcquireSlots(cache::Catalog& catalog, engine::Engine& engine,
-                                                           absl::Time deadline, const v1::AcquireSlotsRequest& request,
+                                                           const CallOrigin& origin,
+                                                           const v1::AcquireSlotsRequest& request,
                                                            v1::AcquireSlotsResponse& response, CallDone done);
 
 absl::StatusOr<std::shared_ptr<engine::Call>> ReleaseSlots(cache::Catalog& catalog, engine::Engine& engine,
-                                                           absl::Time deadline, const v1::ReleaseSlotsRequest& request,
-                                                           CallDone done);
+                                                           const CallOrigin& origin,
+                                                           const v1::ReleaseSlotsRequest& request, CallDone done);
 
 absl::StatusOr<std::shared_ptr<engine::Call>> ResetSlots(cache::Catalog& catalog, engine::Engine& engine,
-                                                         absl::Time deadline, const v1::ResetSlotsRequest& request,
+                                                         const CallOrigin& origin, const v1::ResetSlotsRequest& request,
                                                          CallDone done);
 
 absl::StatusOr<std::shared_ptr<engine::Call>> CopySlots(cache::Catalog& catalog, engine::Engine& engine,
-                                                        absl::Time deadline, const v1::CopySlotsRequest& request,
+                                                        const CallOrigin& origin, const v1::CopySlotsRequest& request,
                                                         CallDone done);
 
-absl::Status ListSlots(const cache::Catalog& catalog, const cache::Clock& clock, const v1::ListSlotsRequest& request,
-                       v1::ListSlotsResponse& response);
+/// Those of the tenant's sessions; of all where `everybody` is true.
+absl::Status ListSlots(const cache::Catalog& catalog, const cache::Clock& clock, const std::string& tenant,
+                       bool everybody, const v1::ListSlotsRequest& request, v1::ListSlotsResponse& response);
 
 }  // namespace gdpcache::rpc
 

@@ -54,18 +54,19 @@ absl::StatusOr<std::string> DecodePageToken(const std::string& token) {
   return InvalidField("page_token", absl::StrCat("is ", cache::Quoted(token), "; it is no token of this server's"));
 }
 
-absl::StatusOr<engine::CallContext> Context(cache::Catalog& catalog, const std::string& session, absl::Time deadline) {
-  absl::StatusOr<std::shared_ptr<cache::Session>> found = catalog.FindSession(session);
+absl::StatusOr<engine::CallContext> Context(cache::Catalog& catalog, const std::string& session,
+                                            const CallOrigin& origin) {
+  absl::StatusOr<std::shared_ptr<cache::Session>> found = catalog.FindSession(session, origin.tenant);
   if (!found.ok()) return found.status();
-  return engine::CallContext{*std::move(found), deadline};
+  return engine::CallContext{*std::move(found), origin.deadline};
 }
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<engine::Call>> SaveSnapshots(const SnapshotPlane& plane, absl::Time deadline,
+absl::StatusOr<std::shared_ptr<engine::Call>> SaveSnapshots(const SnapshotPlane& plane, const CallOrigin& origin,
                                                             const v1::SaveSnapshotsRequest& request,
                                                             v1::SaveSnapshotsResponse& response, CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(plane.catalog, request.session(), deadline);
+  absl::StatusOr<engine::CallContext> context = Context(plane.catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   std::vector<engine::SlotSaveRequest> saves;
   saves.reserve(static_cast<std::size_t>(request.saves_size()));
@@ -80,10 +81,10 @@ absl::StatusOr<std::shared_ptr<engine::Call>> SaveSnapshots(const SnapshotPlane&
       });
 }
 
-absl::StatusOr<std::shared_ptr<engine::Call>> RestoreSnapshots(const SnapshotPlane& plane, absl::Time deadline,
+absl::StatusOr<std::shared_ptr<engine::Call>> RestoreSnapshots(const SnapshotPlane& plane, const CallOrigin& origin,
                                                                const v1::RestoreSnapshotsRequest& request,
                                                                v1::RestoreSnapshotsResponse& response, CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(plane.catalog, request.session(), deadline);
+  absl::StatusOr<engine::CallContext> context = Context(plane.catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   std::vector<engine::SlotRestoreRequest> restores;
   restores.reserve(static_cast<std::size_t>(request.restores_size()));

@@ -28,10 +28,10 @@ struct SnapshotPlane {
 };
 
 /// These prepare a call of the engine, as those of control/slots.h do.
-absl::StatusOr<std::shared_ptr<engine::Call>> SaveSnapshots(const SnapshotPlane& plane, absl::Time deadline,
+absl::StatusOr<std::shared_ptr<engine::Call>> SaveSnapshots(const SnapshotPlane& plane, const CallOrigin& origin,
                                                             const v1::SaveSnapshotsRequest& request,
                                                             v1::SaveSnapshotsResponse& response, CallDone done);
-absl::StatusOr<std::shared_ptr<engine::Call>> RestoreSnapshots(const SnapshotPlane& plane, absl::Time deadline,
+absl::StatusOr<std::shared_ptr<engine::Call>> RestoreSnapshots(const SnapshotPlane& plane, const CallOrigin& origin,
                                                                const v1::RestoreSnapshotsRequest& request,
                                                                v1::RestoreSnapshotsResponse& response, CallDone done);
 

@@ -46,6 +46,14 @@ std::vector<Descriptor> DescriptorsOf(msghdr& message) {
   return descriptors;
 }
 
+/// Whether the server's own user, or root, is at the other end: what the file's mode says, too, but modes change.
+bool IsTrusted(int connection) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
+  return peer.uid == geteuid() || peer.uid == 0;
+}
+
 }  // namespace
 
 Descriptor::~Descriptor() {
@@ -139,6 +147,7 @@ void DescriptorSocket::Accept() {
     }
     return;
   }
+  if (!IsTrusted(connection.get())) return;
   if (connections_.size() >= kMaxConnections) connections_.erase(connections_.begin());
   connections_.push_back(std::move(connection));
 }

@@ -30,7 +30,7 @@ grpc::ServerUnaryReactor* Register(const MemoryPlane& plane, const grpc::Callbac
   if (!IsLocalPeer(context.peer())) {
     return Answered(absl::PermissionDeniedError("shared memory is for clients on the server's own host"));
   }
-  absl::StatusOr<Session> session = plane.catalog().FindSession(request.session());
+  absl::StatusOr<Session> session = plane.FindSession(context, request.session());
   if (!session.ok()) return Answered(session.status());
   auto* call = new UnaryCall;
   // The request lives until the call is answered.
@@ -63,6 +63,13 @@ absl::Status MemoryPlane::Listen(const std::string& path) {
   if (!socket.ok()) return socket.status();
   descriptors_ = *std::move(socket);
   return absl::OkStatus();
+}
+
+absl::StatusOr<Session> MemoryPlane::FindSession(const grpc::CallbackServerContext& context,
+                                                 const std::string& id) const {
+  const absl::StatusOr<const Identity*> caller = access_.CallerOf(context);
+  if (!caller.ok()) return caller.status();
+  return catalog_.FindSession(id, (*caller)->tenant);
 }
 
 bool IsLocalPeer(absl::string_view peer) {
@@ -100,10 +107,10 @@ grpc::ServerUnaryReactor* HandleRegisterCudaEvent(const MemoryPlane& plane, grpc
   });
 }
 
-grpc::ServerUnaryReactor* HandleUnregisterMemory(const MemoryPlane& plane, grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* HandleUnregisterMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
                                                  const v1::UnregisterMemoryRequest* request,
                                                  v1::UnregisterMemoryResponse* /*response*/) {
-  absl::StatusOr<Session> session = plane.catalog().FindSession(request->session());
+  absl::StatusOr<Session> session = plane.FindSession(*context, request->session());
   if (!session.ok()) return Answered(session.status());
   auto* call = new UnaryCall;
   plane.thread().Run([call, request, session = *std::move(session)] {
@@ -113,10 +120,10 @@ grpc::ServerUnaryReactor* HandleUnregisterMemory(const MemoryPlane& plane, grpc:
   return call;
 }
 
-grpc::ServerUnaryReactor* HandleListSharedMemory(const MemoryPlane& plane, grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* HandleListSharedMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
                                                  const v1::ListSharedMemoryRequest* request,
                                                  v1::ListSharedMemoryResponse* response) {
-  const absl::StatusOr<Session> session = plane.catalog().FindSession(request->session());
+  const absl::StatusOr<Session> session = plane.FindSession(*context, request->session());
   if (!session.ok()) return Answered(session.status());
   for (const cache::SessionRegions::Entry& entry : (*session)->regions().List()) {
     v1::SharedMemoryRegion& region = *response->add_regions();

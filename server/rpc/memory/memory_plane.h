@@ -9,12 +9,14 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "gdpcache/v1/memory.pb.h"
 #include "kernels/memory_sharing.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/cache/memory/region.h"
+#include "server/rpc/access/access_control.h"
 #include "server/rpc/memory/descriptor_socket.h"
 #include "server/rpc/memory/task_thread.h"
 
@@ -28,9 +30,11 @@ class MemoryPlane {
   static constexpr std::int64_t kMaxRegions = 10'000;
 
   /// `bytes` of system memory all sessions together may share; 0: sharing is off. `sharing` may be nullptr.
-  MemoryPlane(cache::Catalog& catalog, const cache::Clock& clock, kernels::MemorySharing* sharing, std::int64_t bytes)
+  MemoryPlane(cache::Catalog& catalog, const cache::Clock& clock, const AccessControl& access,
+              kernels::MemorySharing* sharing, std::int64_t bytes)
       : catalog_(catalog),
         clock_(clock),
+        access_(access),
         sharing_(bytes > 0 ? sharing : nullptr),
         budget_(std::make_shared<cache::RegionBudget>(bytes, kMaxRegions)) {}
   MemoryPlane(const MemoryPlane&) = delete;
@@ -40,7 +44,10 @@ class MemoryPlane {
   /// the first call.
   absl::Status Listen(const std::string& path);
 
-  cache::Catalog& catalog() const { return catalog_; }
+  /// A session of the caller's tenant; NOT_FOUND.
+  absl::StatusOr<std::shared_ptr<cache::Session>> FindSession(const grpc::CallbackServerContext& context,
+                                                              const std::string& id) const;
+
   DescriptorSocket* descriptors() const { return descriptors_.get(); }  // nullptr: none
   kernels::MemorySharing* sharing() const { return sharing_; }          // nullptr: none
   const std::shared_ptr<cache::RegionBudget>& budget() const { return budget_; }
@@ -49,6 +56,7 @@ class MemoryPlane {
  private:
   cache::Catalog& catalog_;
   const cache::Clock& clock_;
+  const AccessControl& access_;
   kernels::MemorySharing* const sharing_;
   const std::shared_ptr<cache::RegionBudget> budget_;
   std::unique_ptr<DescriptorSocket> descriptors_;

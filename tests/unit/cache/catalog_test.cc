@@ -193,7 +193,7 @@ TEST_F(CatalogTest, OpenSessionsKeepACacheUnlessForced) {
 
   ASSERT_TRUE(catalog_.DeleteCache("a", true, on_deleted).ok());
   EXPECT_TRUE(cancelled);
-  EXPECT_EQ(catalog_.FindSession(session->id()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(catalog_.FindSession(session->id(), kDefaultTenant).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(catalog_.FindCache("a").status().code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(catalog_.CreateCache(Spec("a")).ok()) << "the name is free";
   session.reset();
@@ -211,9 +211,9 @@ TEST_F(CatalogTest, AnEphemeralCacheGoesWithItsLastSession) {
   ASSERT_TRUE(catalog_.CreateCache(spec).ok());
   std::shared_ptr<Session> first = Open("tmp");
   std::shared_ptr<Session> second = Open("tmp");
-  ASSERT_TRUE(catalog_.CloseSession(first->id(), [] {}).ok());
+  ASSERT_TRUE(catalog_.CloseSession(first->id(), kDefaultTenant, [] {}).ok());
   EXPECT_TRUE(catalog_.FindCache("tmp").ok());
-  ASSERT_TRUE(catalog_.CloseSession(second->id(), [] {}).ok());
+  ASSERT_TRUE(catalog_.CloseSession(second->id(), kDefaultTenant, [] {}).ok());
   EXPECT_FALSE(catalog_.FindCache("tmp").ok());
   EXPECT_EQ(catalog_.OpenSession("tmp", absl::ZeroDuration(), "").status().code(), absl::StatusCode::kNotFound);
   first.reset();
@@ -232,7 +232,7 @@ TEST_F(CatalogTest, AnEndingSessionDoesNotTouchANewCacheOfTheOldName) {
   ASSERT_TRUE(catalog_.CreateCache(spec).ok());
   const std::shared_ptr<Session> current = Open("tmp");
   call.End();
-  EXPECT_TRUE(catalog_.FindSession(current->id()).ok());
+  EXPECT_TRUE(catalog_.FindSession(current->id(), kDefaultTenant).ok());
   EXPECT_EQ(catalog_.ListCaches().at(0).sessions, 1);
 }
 
@@ -246,7 +246,7 @@ TEST_F(CatalogTest, SessionIdsAre128BitsAndAllDifferent) {
     EXPECT_EQ(id.size(), 32u);
     EXPECT_EQ(id.find_first_not_of("0123456789abcdef"), std::string::npos) << id;
     ids.insert(id);
-    ASSERT_TRUE(catalog_.CloseSession(id, [] {}).ok());
+    ASSERT_TRUE(catalog_.CloseSession(id, kDefaultTenant, [] {}).ok());
   }
   EXPECT_EQ(ids.size(), 1'000u);
 }
@@ -283,7 +283,7 @@ TEST_F(CatalogTest, TheNumberOfSessionsIsLimited) {
   const absl::Status status = catalog_.OpenSession("a", absl::ZeroDuration(), "").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(RetryAfterOf(status).has_value());
-  ASSERT_TRUE(catalog_.CloseSession(last, [] {}).ok());
+  ASSERT_TRUE(catalog_.CloseSession(last, kDefaultTenant, [] {}).ok());
   Open("a");
 }
 
@@ -294,7 +294,7 @@ TEST_F(CatalogTest, ClosingFreesTheSlotsOnceTheCallsHaveEnded) {
   Session::Call call = session->BeginCall([] {}).value();
   bool closed = false;
   ASSERT_TRUE(catalog_
-                  .CloseSession(session->id(),
+                  .CloseSession(session->id(), kDefaultTenant,
                                 [&] {
                                   closed = true;
                                   EXPECT_EQ(cache->slots().free_count(), kSlots);
@@ -302,20 +302,19 @@ TEST_F(CatalogTest, ClosingFreesTheSlotsOnceTheCallsHaveEnded) {
                   .ok());
   EXPECT_FALSE(closed);
   EXPECT_EQ(cache->slots().free_count(), kSlots - 5);
-  EXPECT_EQ(catalog_.ClientName(session->key()), "test") << "its slots are still listed";
-  EXPECT_EQ(catalog_.CloseSession(session->id(), [] {}).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(catalog_.FindHolder(session->key())->client_name, "test") << "its slots are still listed";
+  EXPECT_EQ(catalog_.CloseSession(session->id(), kDefaultTenant, [] {}).code(), absl::StatusCode::kNotFound);
   call.End();
   EXPECT_TRUE(closed);
-  EXPECT_EQ(catalog_.ClientName(session->key()), std::nullopt);
-  EXPECT_EQ(catalog_.ExpiresAt(session->key()), std::nullopt);
+  EXPECT_FALSE(catalog_.FindHolder(session->key()).has_value());
 }
 
 TEST_F(CatalogTest, UnknownSessionsAreNotFound) {
   for (const std::string& id : {std::string(), std::string("0123"), std::string(1 << 20, 'x'), std::string("\0", 1)}) {
-    const absl::Status status = catalog_.FindSession(id).status();
+    const absl::Status status = catalog_.FindSession(id, kDefaultTenant).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(ResourceOf(status)->type, "session");
-    EXPECT_EQ(catalog_.CloseSession(id, [] {}).code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(catalog_.CloseSession(id, kDefaultTenant, [] {}).code(), absl::StatusCode::kNotFound);
   }
 }
 
@@ -329,11 +328,11 @@ TEST_F(CatalogTest, SessionsExpireByTheClockUnlessRenewed) {
   ASSERT_TRUE(cache->slots().Acquire(busy->key(), 3).ok());
   EXPECT_EQ(catalog_.ExpireSessions(), start + absl::Seconds(10));
   clock_.Advance(absl::Seconds(6));
-  ASSERT_TRUE(catalog_.FindSession(busy->id()).ok());
-  EXPECT_EQ(catalog_.ExpiresAt(busy->key()), start + absl::Seconds(16));
+  ASSERT_TRUE(catalog_.FindSession(busy->id(), kDefaultTenant).ok());
+  EXPECT_EQ(catalog_.FindHolder(busy->key())->expires_at, start + absl::Seconds(16));
   clock_.Advance(absl::Seconds(4));
   EXPECT_EQ(catalog_.ExpireSessions(), start + absl::Seconds(16));
-  EXPECT_EQ(catalog_.FindSession(idle->id()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(catalog_.FindSession(idle->id(), kDefaultTenant).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(cache->slots().free_count(), kSlots - 3);
   busy->Renew(clock_.Now());
   EXPECT_EQ(catalog_.ExpireSessions(), start + absl::Seconds(20))
@@ -349,7 +348,7 @@ TEST_F(CatalogTest, AnExpiredSessionIsNotFoundEvenBeforeAnybodyCollectsIt) {
   const std::shared_ptr<Session> session = Open("a", absl::Seconds(10));
   ASSERT_TRUE(cache->slots().Acquire(session->key(), 2).ok());
   clock_.Advance(absl::Seconds(10));
-  EXPECT_EQ(catalog_.FindSession(session->id()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(catalog_.FindSession(session->id(), kDefaultTenant).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(cache->slots().free_count(), kSlots);
 }
 
@@ -375,11 +374,11 @@ TEST_F(CatalogTest, DrainingRefusesNewWorkAndWaitsForRunningCalls) {
   catalog_.Drain([&drained] { drained = true; });
   EXPECT_EQ(catalog_.session_count(), 1);
   EXPECT_FALSE(cancelled);
-  EXPECT_EQ(catalog_.FindSession(busy->id()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(catalog_.FindSession(busy->id(), kDefaultTenant).status().code(), absl::StatusCode::kUnavailable);
   // Also for a call that had found its session just before.
   EXPECT_EQ(busy->BeginCall([] {}).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(idle->BeginCall([] {}).status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(catalog_.CloseSession(busy->id(), [] {}).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(catalog_.CloseSession(busy->id(), kDefaultTenant, [] {}).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(catalog_.OpenSession("a", absl::ZeroDuration(), "").status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(catalog_.CreateCache(Spec("b")).status().code(), absl::StatusCode::kUnavailable);
   bool closed = false;
@@ -419,7 +418,7 @@ TEST(CatalogSessionEndTest, IsToldOnceWhenTheLastCallHasEnded) {
   absl::StatusOr<Session::Call> call = session->BeginCall([] {});
   ASSERT_TRUE(call.ok());
   bool closed = false;
-  ASSERT_TRUE(catalog.CloseSession(session->id(), [&closed] { closed = true; }).ok());
+  ASSERT_TRUE(catalog.CloseSession(session->id(), kDefaultTenant, [&closed] { closed = true; }).ok());
   EXPECT_TRUE(ended.empty());
   call->End();
   EXPECT_TRUE(closed);
@@ -430,6 +429,22 @@ TEST_F(CatalogTest, ASessionBelongsToATenant) {
   ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
   EXPECT_EQ(catalog_.OpenSession("a", absl::ZeroDuration(), "x").value()->tenant(), "default");
   EXPECT_EQ(catalog_.OpenSession("a", absl::ZeroDuration(), "x", "acme").value()->tenant(), "acme");
+}
+
+TEST_F(CatalogTest, AnotherTenantsSessionCannotBeToldFromNone) {
+  ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());
+  const std::shared_ptr<Session> session = catalog_.OpenSession("a", absl::Seconds(10), "x", "acme").value();
+  const absl::Time expires_at = session->expires_at();
+  clock_.Advance(absl::Seconds(1));
+  const absl::Status none = catalog_.FindSession(std::string(32, '0'), "other").status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(catalog_.FindSession(session->id(), "other").status().message(), none.message());
+  EXPECT_EQ(catalog_.FindSession(session->id(), kDefaultTenant).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(session->expires_at(), expires_at) << "nor renewed";
+  EXPECT_EQ(catalog_.CloseSession(session->id(), "other", [] {}).message(), none.message());
+  EXPECT_EQ(catalog_.FindHolder(session->key())->tenant, "acme");
+  EXPECT_TRUE(catalog_.FindSession(session->id(), "acme").ok());
+  EXPECT_TRUE(catalog_.CloseSession(session->id(), "acme", [] {}).ok());
 }
 
 // Bookkeeping under load: sessions opened, used, closed, abandoned to expiry and cut off in the middle of calls.
@@ -461,11 +476,11 @@ TEST(CatalogThreadsTest, TenThousandSessionsLeaveNothingBehind) {
         }
         switch (random() % 3) {
           case 0:  // closed, the call still running
-            if (catalog.CloseSession(session->id(), [&closed] { ++closed; }).ok()) ++closes;
+            if (catalog.CloseSession(session->id(), kDefaultTenant, [&closed] { ++closed; }).ok()) ++closes;
             break;
           case 1:  // closed after the call
             if (call.ok()) call->End();
-            if (catalog.CloseSession(session->id(), [&closed] { ++closed; }).ok()) ++closes;
+            if (catalog.CloseSession(session->id(), kDefaultTenant, [&closed] { ++closed; }).ok()) ++closes;
             break;
           default:  // killed
             clock.Advance(absl::Milliseconds(100));
@@ -505,7 +520,7 @@ TEST(CatalogThreadsTest, CachesCreatedAndDeletedConcurrentlyReturnTheirMemory) {
         spec.ephemeral = round % 4 >= 2;
         const absl::StatusOr<Catalog::Created> created = catalog.CreateCache(spec);
         const auto session = catalog.OpenSession(spec.name, absl::ZeroDuration(), "x");
-        if (session.ok() && n % 2 == 0) catalog.CloseSession((*session)->id(), [] {}).IgnoreError();
+        if (session.ok() && n % 2 == 0) catalog.CloseSession((*session)->id(), kDefaultTenant, [] {}).IgnoreError();
         if (catalog.DeleteCache(spec.name, true, [&deleted] { ++deleted; }).ok()) ++deletions;
         EXPECT_LE(catalog.state_memory_used(), limits.state_memory_bytes);
       }

@@ -163,6 +163,48 @@ TEST_F(ConfigTest, OtherThanLoopbackMustBeAllowed) {
   EXPECT_THAT(ParseOk({"--listen=[::]:7411", "--allow-insecure=true"}).listen, ElementsAre("[::]:7411"));
 }
 
+TEST_F(ConfigTest, WithTlsOtherAddressesNeedNoPermission) {
+  const Config config =
+      ParseOk({"--listen=0.0.0.0:7411", "--tls-certificate=/c", "--tls-key=/k", "--tls-client-ca=/a"});
+  EXPECT_EQ(config.access.tls_certificate, "/c");
+  EXPECT_EQ(config.access.tls_key, "/k");
+  EXPECT_EQ(config.access.tls_client_ca, "/a");
+  EXPECT_THAT(ParseErrors({"--tls-certificate=/c"}), HasSubstr("--tls-certificate is given and --tls-key is not"));
+  EXPECT_THAT(ParseErrors({"--tls-key=/k"}), HasSubstr("--tls-key is given and --tls-certificate is not"));
+  EXPECT_THAT(ParseErrors({"--tls-client-ca=/a"}), HasSubstr("--tls-client-ca is given and --tls-certificate is not"));
+}
+
+TEST_F(ConfigTest, TokensDoNotTravelInClearText) {
+  const std::string path = WriteFile("identities { name: \"engine\" tenant: \"chat\" permissions: DATA }");
+  const Config config = ParseOk({"--config=" + path, "--token-file=/t", "--listen=127.0.0.1:7411"});
+  EXPECT_EQ(config.access.token_file, "/t");
+  ASSERT_EQ(config.access.identities.size(), 1u);
+  EXPECT_EQ(config.access.identities[0].tenant(), "chat");
+  EXPECT_THAT(ParseErrors({"--config=" + path, "--token-file=/t", "--listen=0.0.0.0:7411", "--allow-insecure"}),
+              HasSubstr("tokens would travel there in clear text"));
+  ParseOk({"--config=" + path, "--token-file=/t", "--listen=0.0.0.0:7411", "--tls-certificate=/c", "--tls-key=/k"});
+  EXPECT_THAT(ParseErrors({"--token-file=/t"}), HasSubstr("the configuration file has no identities"));
+  EXPECT_THAT(ParseErrors({"--config=" + path}), HasSubstr("give --token-file or --tls-client-ca"));
+}
+
+TEST_F(ConfigTest, IdentitiesAreChecked) {
+  const std::string path = WriteFile(R"(token_file: "/t"
+    identities { name: "" tenant: "t" permissions: READ }
+    identities { name: "a" tenant: "" permissions: READ }
+    identities { name: "a" tenant: "t" permissions: READ }
+    identities { name: "b" tenant: "t t" permissions: READ }
+    identities { name: "c" tenant: "t" }
+    identities { name: "d" tenant: "t" permissions: PERMISSION_UNSPECIFIED }
+  )");
+  const std::string errors = ParseErrors({"--config=" + path});
+  for (const char* error :
+       {"identities[0].name has 0 bytes; it must have 1 to 253", "identities[1].tenant has 0 bytes",
+        "identities[2].name is 'a', as another one's is", "identities[3].tenant is 't t'; it may have",
+        "identities[4].permissions must be one or more of READ, DATA and ADMIN", "identities[5].permissions must be"}) {
+    EXPECT_THAT(errors, HasSubstr(error));
+  }
+}
+
 TEST_F(ConfigTest, EveryMistakeIsReportedAtOnceWithNameAndValue) {
   const std::string errors =
       ParseErrors({"--threads=many", "--state-memory=5GB", "--nonsense=1", "stray", "--backend=tpu", "--listen=nowhere",

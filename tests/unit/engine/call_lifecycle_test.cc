@@ -495,7 +495,9 @@ TEST(SessionEnd, CancelsItsCallsAndFreesItsSlotsOnlyWhenTheyAreOver) {
   waiting.call->Start();
   const cache::SlotTable& slots = scene.session->cache()->slots();
   Outcome<bool> closed;
-  ASSERT_TRUE(scene.world.catalog.CloseSession(scene.session->id(), [&closed] { closed.Set(true); }).ok());
+  ASSERT_TRUE(
+      scene.world.catalog.CloseSession(scene.session->id(), cache::kDefaultTenant, [&closed] { closed.Set(true); })
+          .ok());
   EXPECT_EQ(waiting.outcome.Take().code(), absl::StatusCode::kCancelled);
   EXPECT_FALSE(closed.IsSet());
   EXPECT_EQ(slots.free_count(), 0);

@@ -67,7 +67,7 @@ constexpr cache::Geometry kGeometry = {.layers = 2, .slots = 64, .heads = 4, .ke
 /// A cache whose slots nobody holds.
 std::shared_ptr<cache::Cache> FreeCache(World& world) {
   const std::shared_ptr<cache::Session> session = world.OpenSession(kGeometry);
-  EXPECT_EQ(world.catalog.CloseSession(session->id(), [] {}), absl::OkStatus());
+  EXPECT_EQ(world.catalog.CloseSession(session->id(), cache::kDefaultTenant, [] {}), absl::OkStatus());
   return session->cache();
 }
 

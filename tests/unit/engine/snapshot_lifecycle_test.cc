@@ -189,7 +189,7 @@ TEST_P(SnapshotLifecycle, UnfinishedOnesGoWithTheSession) {
   ASSERT_TRUE(result.ok()) << result.status();
   for (const cache::SnapshotOutcome& outcome : result->snapshots) EXPECT_EQ(outcome.result, SnapshotResult::kPending);
   EXPECT_GT(scene.kept_bytes(), 0);
-  ASSERT_TRUE(scene.world.catalog.CloseSession(scene.session->id(), [] {}).ok());
+  ASSERT_TRUE(scene.world.catalog.CloseSession(scene.session->id(), cache::kDefaultTenant, [] {}).ok());
   EXPECT_EQ(scene.kept_bytes(), 0);
 }
 

@@ -284,8 +284,9 @@ TEST(RestoreSnapshots, EndWithTheirSessionWhileASnapshotIsLoaded) {
   Loading loading;
   loading.Start();
   Outcome<bool> closed;
-  EXPECT_TRUE(
-      loading.scene.world.catalog.CloseSession(loading.scene.session->id(), [&closed] { closed.Set(true); }).ok());
+  EXPECT_TRUE(loading.scene.world.catalog
+                  .CloseSession(loading.scene.session->id(), cache::kDefaultTenant, [&closed] { closed.Set(true); })
+                  .ok());
   EXPECT_EQ(loading.outcome.Take().status().code(), absl::StatusCode::kCancelled);
   closed.Take();
   loading.leave.Set(true);

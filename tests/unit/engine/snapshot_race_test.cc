@@ -288,7 +288,8 @@ TEST_P(SnapshotRaces, OnTheSameSlotsAndKeysLeaveOnlyStatesThatWereThere) {
 
   // Nothing is left in use: what the sessions have not finished goes with them, and the rest can be deleted.
   const cache::SnapshotSpace space = SpaceOf(*sessions[0]);
-  for (const auto& session : sessions) EXPECT_TRUE(world.catalog.CloseSession(session->id(), [] {}).ok());
+  for (const auto& session : sessions)
+    EXPECT_TRUE(world.catalog.CloseSession(session->id(), cache::kDefaultTenant, [] {}).ok());
   for (const cache::SnapshotSummary& snapshot : world.store->List(space, "", kKeys)) {
     EXPECT_TRUE(world.store->Delete(space, {snapshot.key}, false).ok());
   }

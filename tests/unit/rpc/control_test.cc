@@ -109,7 +109,8 @@ TEST_F(ControlTest, ClosingAnswersOnceWithEitherOutcome) {
   request.set_session(Open());
   std::vector<absl::StatusCode> answers;
   for (int n = 0; n < 2; ++n) {
-    CloseSession(catalog_, request, [&answers](const absl::Status& status) { answers.push_back(status.code()); });
+    CloseSession(catalog_, "default", request,
+                 [&answers](const absl::Status& status) { answers.push_back(status.code()); });
   }
   EXPECT_THAT(answers, ::testing::ElementsAre(absl::StatusCode::kOk, absl::StatusCode::kNotFound));
 }
@@ -134,17 +135,17 @@ TEST_F(ControlTest, KeepAliveRenewsTheLease) {
   v1::KeepAliveResponse response;
   for (int n = 0; n < 3; ++n) {
     clock_.Advance(absl::Seconds(59));
-    ASSERT_TRUE(KeepAlive(catalog_, request, response).ok());
+    ASSERT_TRUE(KeepAlive(catalog_, "default", request, response).ok());
     EXPECT_EQ(response.ttl_ms(), 60'000);
   }
   clock_.Advance(absl::Seconds(60));
-  EXPECT_EQ(KeepAlive(catalog_, request, response).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(KeepAlive(catalog_, "default", request, response).code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(ControlTest, ListedSlotsTellWhoHoldsThemAndForHowLong) {
   v1::CreateCacheResponse created;
   ASSERT_TRUE(CreateCache(catalog_, SmallCache(), created).ok());
-  const std::shared_ptr<cache::Session> session = catalog_.FindSession(Open()).value();
+  const std::shared_ptr<cache::Session> session = catalog_.FindSession(Open(), cache::kDefaultTenant).value();
   cache::SlotTable& slots = session->cache()->slots();
   ASSERT_TRUE(slots.Acquire(session->key(), 2).ok());
   slots.SetPosition(0, 1, 128);
@@ -153,7 +154,7 @@ TEST_F(ControlTest, ListedSlotsTellWhoHoldsThemAndForHowLong) {
   v1::ListSlotsRequest request;
   request.set_cache("a");
   v1::ListSlotsResponse response;
-  ASSERT_TRUE(ListSlots(catalog_, clock_, request, response).ok());
+  ASSERT_TRUE(ListSlots(catalog_, clock_, "default", false, request, response).ok());
   EXPECT_EQ(response.free_slots(), 2);
   ASSERT_THAT(response.slots(), SizeIs(2));
   EXPECT_EQ(response.slots(1).slot(), 1);
@@ -163,15 +164,37 @@ TEST_F(ControlTest, ListedSlotsTellWhoHoldsThemAndForHowLong) {
   EXPECT_EQ(response.slots(1).session_expires_in_ms(), 40'000);
 }
 
+TEST_F(ControlTest, SlotsOfOtherTenantsAreShownToWhomTheyConcern) {
+  v1::CreateCacheResponse created;
+  ASSERT_TRUE(CreateCache(catalog_, SmallCache(), created).ok());
+  for (const char* tenant : {"one", "two"}) {
+    const auto session = catalog_.OpenSession("a", absl::ZeroDuration(), tenant, tenant);
+    ASSERT_TRUE((*session)->cache()->slots().Acquire((*session)->key(), 1).ok());
+  }
+  v1::ListSlotsRequest request;
+  request.set_cache("a");
+  const auto seen_by = [&](const std::string& tenant, bool everybody) {
+    v1::ListSlotsResponse response;
+    EXPECT_TRUE(ListSlots(catalog_, clock_, tenant, everybody, request, response).ok());
+    EXPECT_EQ(response.free_slots(), 2);
+    std::vector<std::string> names;
+    for (const v1::SlotInfo& slot : response.slots()) names.push_back(slot.client_name());
+    return names;
+  };
+  EXPECT_THAT(seen_by("one", false), ::testing::ElementsAre("one"));
+  EXPECT_THAT(seen_by("two", false), ::testing::ElementsAre("two"));
+  EXPECT_THAT(seen_by("three", false), ::testing::IsEmpty());
+  EXPECT_THAT(seen_by("three", true), ::testing::ElementsAre("one", "two"));
+}
+
 TEST_F(ControlTest, SlotCallsOfUnknownSessionsAreNotPrepared) {
   const auto never = [](const absl::Status&) { ADD_FAILURE() << "nothing was started"; };
   v1::AcquireSlotsResponse acquired;
-  const absl::Time deadline = absl::InfiniteFuture();
-  EXPECT_EQ(AcquireSlots(catalog_, *engine_, deadline, {}, acquired, never).status().code(),
-            absl::StatusCode::kNotFound);
-  EXPECT_EQ(ReleaseSlots(catalog_, *engine_, deadline, {}, never).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(ResetSlots(catalog_, *engine_, deadline, {}, never).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(CopySlots(catalog_, *engine_, deadline, {}, never).status().code(), absl::StatusCode::kNotFound);
+  const CallOrigin origin = {"default", absl::InfiniteFuture()};
+  EXPECT_EQ(AcquireSlots(catalog_, *engine_, origin, {}, acquired, never).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ReleaseSlots(catalog_, *engine_, origin, {}, never).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ResetSlots(catalog_, *engine_, origin, {}, never).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(CopySlots(catalog_, *engine_, origin, {}, never).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(ControlTest, TheServerTellsItsUptimeAndAddresses) {

@@ -44,7 +44,7 @@ TEST_F(DeadlineThreadTest, EndsASessionWhenItsLeaseRunsOutThoughAnotherWasDueLat
   expiry.Expect(soon->expires_at());
   EXPECT_EQ(ended.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
   EXPECT_GE(clock_.Now(), soon->expires_at());
-  EXPECT_TRUE(catalog_.FindSession(later->id()).ok());
+  EXPECT_TRUE(catalog_.FindSession(later->id(), cache::kDefaultTenant).ok());
 }
 
 TEST_F(DeadlineThreadTest, ASessionThatWasRenewedLives) {
@@ -56,7 +56,7 @@ TEST_F(DeadlineThreadTest, ASessionThatWasRenewedLives) {
   const cache::Session::Call call = left->BeginCall([&ended] { ended.set_value(); }).value();
   expiry.Expect(left->expires_at());
   EXPECT_EQ(ended.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
-  EXPECT_TRUE(catalog_.FindSession(renewed->id()).ok());
+  EXPECT_TRUE(catalog_.FindSession(renewed->id(), cache::kDefaultTenant).ok());
 }
 
 TEST_F(DeadlineThreadTest, StopsWithSessionsDueLater) {
@@ -65,7 +65,7 @@ TEST_F(DeadlineThreadTest, StopsWithSessionsDueLater) {
     DeadlineThread expiry(clock_, [this] { return catalog_.ExpireSessions(); });
     expiry.Expect(session->expires_at());
   }
-  EXPECT_TRUE(catalog_.FindSession(session->id()).ok());
+  EXPECT_TRUE(catalog_.FindSession(session->id(), cache::kDefaultTenant).ok());
 }
 
 }  // namespace

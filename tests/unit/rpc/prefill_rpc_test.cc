@@ -209,7 +209,7 @@ TEST_F(BrokenStream, EndedBySessionCloseIsCancelledAndGivesTheSlotsBack) {
   v1::PrefillFrame frame;
   ASSERT_TRUE(stream_->Read(&frame));
   std::atomic<bool> closed = false;
-  ASSERT_TRUE(world_->catalog.CloseSession(session_->id(), [&closed] { closed = true; }).ok());
+  ASSERT_TRUE(world_->catalog.CloseSession(session_->id(), cache::kDefaultTenant, [&closed] { closed = true; }).ok());
   while (stream_->Read(&frame)) {
   }
   EXPECT_EQ(stream_->Finish().error_code(), grpc::StatusCode::CANCELLED);
@@ -291,7 +291,7 @@ class UnreadResults : public ::testing::Test {
   void ExpectNothingHeldAfterClose() {
     EXPECT_GT(world_->engine->staging().used(), 0);
     std::atomic<bool> closed = false;
-    ASSERT_TRUE(world_->catalog.CloseSession(session_->id(), [&closed] { closed = true; }).ok());
+    ASSERT_TRUE(world_->catalog.CloseSession(session_->id(), cache::kDefaultTenant, [&closed] { closed = true; }).ok());
     EXPECT_TRUE(Eventually([&] { return closed.load(); }));
     EXPECT_TRUE(Eventually([&] { return world_->engine->staging().used() == 0; }));
     const std::weak_ptr<cache::Session> session = std::exchange(session_, nullptr);
@@ -466,7 +466,7 @@ TEST(PrefillRpc, EveryFrameRenewsTheLease) {
   }
   context.TryCancel();
   stream->Finish();
-  EXPECT_TRUE(world.catalog.FindSession(session->id()).ok());
+  EXPECT_TRUE(world.catalog.FindSession(session->id(), cache::kDefaultTenant).ok());
 }
 
 TEST(PrefillRpc, PositionMismatchesCarryTheActualPositions) {

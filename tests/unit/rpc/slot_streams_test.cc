@@ -236,7 +236,7 @@ TEST(SlotStreams, ContentsThatNobodyReadsGoWithTheirSession) {
   grpc::ClientContext reset_context;
   EXPECT_TRUE(world.stub->ResetSlots(&reset_context, reset, &response).ok());
   EXPECT_GT(world.engine->staging().used(), 0);
-  ASSERT_TRUE(world.catalog.CloseSession(session->id(), [] {}).ok());
+  ASSERT_TRUE(world.catalog.CloseSession(session->id(), cache::kDefaultTenant, [] {}).ok());
   EXPECT_TRUE(Eventually([&] { return world.engine->staging().used() == 0; }));
   const std::weak_ptr<cache::Session> ended = std::exchange(session, nullptr);
   EXPECT_TRUE(Eventually([&] { return ended.expired(); })) << "it would hold up the cache's deletion";

@@ -65,7 +65,10 @@ class SnapshotUploadsTest : public ::testing::Test {
   const test::SampleSnapshot snapshot_{7};
   const cache::SnapshotSpace space_ = snapshot_.record().space;
   const std::string file_ = snapshot_.File();
-  SnapshotUploads uploads_{clock_, absl::Seconds(10), kMaxBytes,
+  SnapshotUploads uploads_{clock_,
+                           absl::Seconds(10),
+                           kMaxBytes,
+                           /*tenants=*/1,
                            [this](std::int64_t bytes) -> absl::StatusOr<std::shared_ptr<engine::StagingBuffer>> {
                              auto account = staging_.Open(0);
                              if (!account.ok()) return account.status();
@@ -250,6 +253,42 @@ TEST_F(SnapshotUploadsTest, WrongFieldsAreNamed) {
   EXPECT_EQ(uploads_.Query(space_, "").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(SnapshotUploadsTest, OneOfSeveralTenantsTakesNoMoreThanItsShare) {
+  const auto stage = [this](std::int64_t bytes) -> absl::StatusOr<std::shared_ptr<engine::StagingBuffer>> {
+    auto account = staging_.Open(0);
+    if (!account.ok()) return account.status();
+    auto buffer = (*account)->Acquire(bytes);
+    if (!buffer.ok()) return buffer.status();
+    return std::make_shared<engine::StagingBuffer>(*std::move(buffer));
+  };
+  cache::SnapshotSpace other = space_;
+  other.tenant = "other";
+  SnapshotUploads uploads(clock_, absl::Seconds(10), kMaxBytes, /*tenants=*/2, stage, [](absl::Time) {});
+  std::vector<absl::StatusOr<SnapshotUploads::Transfer>> transfers;
+  for (std::size_t n = 0; n < SnapshotUploads::kMaxUploads / 2; ++n) {
+    transfers.push_back(uploads.Begin(space_, Header(0, "upload" + std::to_string(n))));
+    ASSERT_TRUE(transfers.back().ok());
+  }
+  const absl::Status status = uploads.Begin(space_, Header()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(cache::RetryAfterOf(status).has_value());
+  transfers.push_back(uploads.Begin(other, Header()));
+  EXPECT_TRUE(transfers.back().ok()) << "the others have theirs";
+
+  // Memory for two and a half of them: a tenant's second one waits, although there is room.
+  SnapshotUploads small(clock_, absl::Seconds(10), 5 * space_.snapshot_bytes() / 2, /*tenants=*/2, stage,
+                        [](absl::Time) {});
+  absl::StatusOr<SnapshotUploads::Transfer> first = small.Begin(space_, Header(0, "a"));
+  ASSERT_TRUE(first->Take(Bytes(file_).first(file_.size() - 1)).ok());
+  absl::StatusOr<SnapshotUploads::Transfer> second = small.Begin(space_, Header(0, "b"));
+  EXPECT_EQ(second->Take(Bytes(file_)).code(), absl::StatusCode::kResourceExhausted);
+
+  // One of any size is let through.
+  SnapshotUploads tight(clock_, absl::Seconds(10), space_.snapshot_bytes(), /*tenants=*/2, stage, [](absl::Time) {});
+  absl::StatusOr<SnapshotUploads::Transfer> only = tight.Begin(space_, Header(0, "a"));
+  EXPECT_TRUE(only->Take(Bytes(file_)).ok());
+}
+
 TEST_F(SnapshotUploadsTest, NumberAndBytesAreBounded) {
   for (std::size_t n = 0; n < SnapshotUploads::kMaxUploads; ++n) {
     ASSERT_TRUE(Begin(Header(0, "upload" + std::to_string(n))).ok());
@@ -260,7 +299,7 @@ TEST_F(SnapshotUploadsTest, NumberAndBytesAreBounded) {
   EXPECT_TRUE(Begin(Header(0, "upload0")).ok()) << "it takes the place of the one before";
 
   SnapshotUploads small(
-      clock_, absl::Seconds(10), space_.snapshot_bytes() + 1,
+      clock_, absl::Seconds(10), space_.snapshot_bytes() + 1, /*tenants=*/1,
       [](std::int64_t) { return absl::InternalError("not asked for"); }, [](absl::Time) {});
   absl::StatusOr<SnapshotUploads::Transfer> first = small.Begin(space_, Header(0, "a"));
   EXPECT_EQ(first->Take(Bytes(file_)).code(), absl::StatusCode::kInternal);

@@ -142,6 +142,28 @@ TEST_F(SnapshotWatchTest, TheNumberOfWatchersIsBounded) {
   Watch();
 }
 
+TEST(SnapshotWatchShareTest, OneTenantTakesNoMoreThanItsShare) {
+  SnapshotOptions options = SnapshotWorld::DefaultOptions();
+  options.limits.max_tenant_watches = 2;
+  SnapshotWorld world({.device = 4, .options = options});
+  SnapshotSpace other = TestSpace();
+  other.tenant = "other";
+  std::vector<std::unique_ptr<SnapshotWatch>> watches;
+  for (const SnapshotSpace& space : {TestSpace(), TestSpace(), other, other}) {
+    if (watches.size() == 2) {
+      const absl::Status status = world.store->Watch(TestSpace(), false, [] {}).status();
+      EXPECT_TRUE(absl::IsResourceExhausted(status));
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("the tenant has 2 watchers of snapshots; it may have at most 2"));
+    }
+    auto watch = world.store->Watch(space, false, [] {});
+    ASSERT_TRUE(watch.ok()) << watch.status();
+    watches.push_back(*std::move(watch));
+  }
+  watches.erase(watches.begin());
+  EXPECT_TRUE(world.store->Watch(TestSpace(), false, [] {}).ok());
+}
+
 TEST_F(SnapshotWatchTest, AWatchThatHasEndedIsNotWoken) {
   Watch().reset();
   world_.Store(1);

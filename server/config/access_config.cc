@@ -1,0 +1,101 @@
+#include "server/config/access_config.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "server/config/listen_address.h"
+
+namespace gdpcache::config {
+namespace {
+
+using Errors = std::vector<std::string>;
+
+constexpr std::size_t kMaxNameBytes = 253;  // of a host
+constexpr std::size_t kMaxTenantBytes = 128;
+
+bool IsTenantCharacter(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::string_view("._-/").find(c) != std::string::npos;
+}
+
+void CheckListen(const Config& config, bool allow_insecure, Errors& errors) {
+  const bool tls = !config.access.tls_certificate.empty();
+  const bool identities = !config.access.identities.empty() || !config.access.token_file.empty();
+  for (const std::string& address : config.listen) {
+    const absl::StatusOr<ListenAddress> parsed = ParseListenAddress(address);
+    if (!parsed.ok()) {
+      errors.push_back(absl::StrCat("--listen is '", address, "'; ", parsed.status().message()));
+    } else if (parsed->is_loopback() || tls) {
+      continue;
+    } else if (identities) {
+      errors.push_back(absl::StrCat("--listen is '", address,
+                                    "', which other machines may reach; tokens would travel there in clear text, so "
+                                    "this needs --tls-certificate and --tls-key"));
+    } else if (!allow_insecure) {
+      errors.push_back(absl::StrCat("--listen is '", address,
+                                    "', which other machines may reach; connections are neither encrypted nor "
+                                    "authenticated, so this needs --tls-certificate and --tls-key, or "
+                                    "--allow-insecure"));
+    }
+  }
+  if (config.listen.empty() && config.unix_path.empty()) {
+    errors.push_back("--listen and --unix are both empty; there is nothing to serve");
+  }
+}
+
+void CheckFiles(const AccessConfig& access, Errors& errors) {
+  if (access.tls_certificate.empty() != access.tls_key.empty()) {
+    errors.push_back(absl::StrCat(access.tls_key.empty() ? "--tls-certificate is given and --tls-key is not"
+                                                         : "--tls-key is given and --tls-certificate is not",
+                                  "; they belong together"));
+  }
+  if (access.tls_certificate.empty() && !access.tls_client_ca.empty()) {
+    errors.push_back(
+        "--tls-client-ca is given and --tls-certificate is not; clients are asked for certificates over TLS");
+  }
+  if (!access.token_file.empty() && access.identities.empty()) {
+    errors.push_back("--token-file is given and the configuration file has no identities that tokens could stand for");
+  }
+  if (!access.identities.empty() && access.token_file.empty() && access.tls_client_ca.empty()) {
+    errors.push_back(
+        "the configuration file has identities, but nobody can show to be one: give --token-file or --tls-client-ca");
+  }
+}
+
+void CheckIdentities(const AccessConfig& access, Errors& errors) {
+  std::set<std::string> names;
+  for (std::size_t n = 0; n < access.identities.size(); ++n) {
+    const v1::Identity& identity = access.identities[n];
+    const std::string which = absl::StrCat("identities[", n, "]");
+    const std::string& name = identity.name();
+    const std::string& tenant = identity.tenant();
+    if (name.empty() || name.size() > kMaxNameBytes) {
+      errors.push_back(absl::StrCat(which, ".name has ", name.size(), " bytes; it must have 1 to ", kMaxNameBytes));
+    } else if (!names.insert(name).second) {
+      errors.push_back(absl::StrCat(which, ".name is '", name, "', as another one's is"));
+    }
+    if (tenant.empty() || tenant.size() > kMaxTenantBytes) {
+      errors.push_back(
+          absl::StrCat(which, ".tenant has ", tenant.size(), " bytes; it must have 1 to ", kMaxTenantBytes));
+    } else if (!std::all_of(tenant.begin(), tenant.end(), IsTenantCharacter)) {
+      errors.push_back(absl::StrCat(which, ".tenant is '", tenant, "'; it may have letters, digits and . _ - / only"));
+    }
+    const auto& permissions = identity.permissions();
+    if (permissions.empty() || std::count(permissions.begin(), permissions.end(),
+                                          static_cast<int>(v1::Identity::PERMISSION_UNSPECIFIED)) > 0) {
+      errors.push_back(absl::StrCat(which, ".permissions must be one or more of READ, DATA and ADMIN"));
+    }
+  }
+}
+
+}  // namespace
+
+void CheckAccess(const Config& config, bool allow_insecure, Errors& errors) {
+  CheckListen(config, allow_insecure, errors);
+  CheckFiles(config.access, errors);
+  CheckIdentities(config.access, errors);
+}
+
+}  // namespace gdpcache::config

@@ -1,0 +1,17 @@
+#ifndef GDPCACHE_SERVER_OPEN_ACCESS_H_
+#define GDPCACHE_SERVER_OPEN_ACCESS_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "server/config/config.h"
+#include "server/rpc/access/access_control.h"
+
+namespace gdpcache {
+
+/// Who may use the server, as configured. Errors name the file that cannot be used.
+absl::StatusOr<std::shared_ptr<const rpc::AccessControl>> OpenAccess(const config::Config& config);
+
+}  // namespace gdpcache
+
+#endif  // GDPCACHE_SERVER_OPEN_ACCESS_H_

@@ -1,0 +1,51 @@
+#include "server/rpc/access/secret_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace gdpcache::rpc {
+namespace {
+
+constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadAccessFile(absl::string_view what, const std::string& path, Secrecy secrecy) {
+  const std::string name = absl::StrCat(what, " '", path, "'");
+  // Not to wait for the other end of a pipe, which is refused below.
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) return absl::ErrnoToStatus(errno, absl::StrCat(name, " cannot be opened"));
+  const absl::Cleanup close_it = [descriptor] { close(descriptor); };
+  struct stat found = {};
+  if (fstat(descriptor, &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat(name, " cannot be looked at"));
+  if (!S_ISREG(found.st_mode)) return absl::FailedPreconditionError(absl::StrCat(name, " is not a regular file"));
+  if (secrecy == Secrecy::kSecret && (found.st_mode & (S_IRWXO | S_IWGRP)) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s is not safe: its mode is %04o, and others than its owner may %s it; chmod 600 it, or 640 "
+                        "where a group has to read it",
+                        name, found.st_mode & 07777, (found.st_mode & S_IROTH) != 0 ? "read" : "change"));
+  }
+  std::string bytes;
+  std::array<char, 4096> buffer;
+  while (true) {
+    const ssize_t got = read(descriptor, buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return absl::ErrnoToStatus(errno, absl::StrCat(name, " cannot be read"));
+    if (got == 0) return bytes;
+    bytes.append(buffer.data(), static_cast<std::size_t>(got));
+    if (bytes.size() > kMaxBytes) {
+      return absl::FailedPreconditionError(absl::StrCat(name, " has more than ", kMaxBytes, " bytes"));
+    }
+  }
+}
+
+}  // namespace gdpcache::rpc
