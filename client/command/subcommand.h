@@ -23,12 +23,15 @@ struct ServerOptions {
   std::string address = "127.0.0.1:7411";
   double timeout_seconds = 60;
   bool json = false;
+  bool tls = false;
+  TlsOptions tls_files;  // one of them given: tls
+  std::string token_file;
 };
 
 /// Empty when `text` is a positive number of seconds, as CLI11 has it.
 std::string CheckSeconds(const std::string& text);
 
-/// Adds --server, --timeout and --json.
+/// Adds --server, --timeout, --json, and those about TLS and tokens.
 void AddServerOptions(CLI::App* parser, ServerOptions* options);
 
 ClientOptions ToClientOptions(const ServerOptions& options);

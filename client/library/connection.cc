@@ -9,9 +9,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "client/library/credentials.h"
 #include "client/library/status_conversion.h"
 #include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
 
 namespace gdpcache::client {
 namespace {
@@ -65,6 +65,8 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Open(const std::st
   // Otherwise the end of the last channel shuts the library down, which gRPC 1.51 now and then does 10 seconds late.
   static const bool kInitialised = (grpc_init(), true);
   static_cast<void>(kInitialised);
+  const absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials = MakeCredentials(address, options);
+  if (!credentials.ok()) return credentials.status();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   arguments.SetMaxSendMessageSize(-1);  // the server is the judge
@@ -74,8 +76,11 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Open(const std::st
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepAlivePingMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kStuckWriteTimeoutMs);
-  return std::shared_ptr<const Connection>(new Connection(
-      address, options, grpc::CreateCustomChannel(*target, grpc::InsecureChannelCredentials(), arguments)));
+  if (options.tls.has_value() && !options.tls->server_name.empty()) {
+    arguments.SetSslTargetNameOverride(options.tls->server_name);
+  }
+  return std::shared_ptr<const Connection>(
+      new Connection(address, options, grpc::CreateCustomChannel(*target, *credentials, arguments)));
 }
 
 Connection::Connection(std::string address, const ClientOptions& options, const std::shared_ptr<grpc::Channel>& channel)

@@ -19,7 +19,8 @@ namespace gdpcache::client {
 /// One gRPC channel and what calls over it need. Thread-safe. A client and its sessions share it.
 class Connection {
  public:
-  /// Makes the channel; gRPC connects on the first call. INVALID_ARGUMENT for a malformed address.
+  /// Makes the channel; gRPC connects on the first call. INVALID_ARGUMENT for a malformed address and for
+  /// credentials that cannot be used.
   static absl::StatusOr<std::shared_ptr<const Connection>> Open(const std::string& address,
                                                                 const ClientOptions& options);
 

@@ -28,6 +28,14 @@ VALUES = {
             "monitoring": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
         },
     },
+    "secure": {
+        "tls": {"enabled": True, "secretName": "gdpcache-tls", "requireClientCertificates": True},
+        "tokens": {"secretName": "gdpcache-tokens"},
+        "identities": [
+            {"name": "chat-engine", "tenant": "chat", "permissions": ["DATA"]},
+            {"name": "spiffe://cluster.local/ns/ops/sa/operator", "tenant": "ops", "permissions": ["DATA", "ADMIN"]},
+        ],
+    },
     "everything": {
         "replicas": 2,
         "caches": ['name: "m" geometry { layers: 2 slots: 8 heads: 4 key_dim: 64 value_dim: 64 }'],
@@ -48,6 +56,23 @@ REFUSED = {
     "two GPUs in one server": {"gpus": 2},
     "a port of the system's": {"service": {"port": 80}},
     "a field the chart sets itself": {"config": {"listen": "0.0.0.0:1"}},
+    "TLS without a secret": {"tls": {"enabled": True}},
+    "an identity without a permission": {"identities": [{"name": "a", "tenant": "t", "permissions": []}]},
+    "a permission that does not exist": {"identities": [{"name": "a", "tenant": "t", "permissions": ["WRITE"]}]},
+}
+
+
+# What the values' schema cannot tell.
+CONTRADICTIONS = {
+    "tokens stand for them": {"tokens": {"secretName": "tokens"}},
+    "tokens do not travel in clear text": {
+        "identities": [{"name": "a", "tenant": "t", "permissions": ["DATA"]}],
+        "tokens": {"secretName": "tokens"},
+    },
+    "nobody could show to be one": {
+        "identities": [{"name": "a", "tenant": "t", "permissions": ["DATA"]}],
+        "tls": {"enabled": True, "secretName": "tls"},
+    },
 }
 
 
@@ -78,6 +103,13 @@ def main():
         except Exception as error:  # the package's own kinds differ between versions
             if "schema" not in str(error).lower() and "validat" not in str(error).lower():
                 failures.append(f"{what} is refused for another reason: {error}")
+    for why, values in CONTRADICTIONS.items():
+        try:
+            chart.render(values, name="test", namespace="serving")
+            failures.append(f"not refused: {why}")
+        except Exception as error:
+            if why not in str(error):
+                failures.append(f"refused for another reason than {why!r}: {error}")
     dashboard = chart.render({"metrics": {"dashboard": {"enabled": True}}}, name="test", namespace="serving")
     documents = yaml.safe_load_all("\n---\n".join(dashboard.values()))
     shown = [d["data"]["gdpcache.json"] for d in documents if d and "gdpcache.json" in d.get("data", {})]

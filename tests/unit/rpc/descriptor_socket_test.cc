@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -93,6 +94,30 @@ class DescriptorSocketTest : public ::testing::Test {
   test::ManualClock clock_;
   std::unique_ptr<DescriptorSocket> socket_;
 };
+
+TEST_F(DescriptorSocketTest, OtherUsersAreTurnedAwayWhateverTheFilesMode) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
+  constexpr uid_t kNobody = 65'534;
+  ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
+  ASSERT_EQ(chmod(path_.c_str(), 0666), 0);
+  const int memfd = NewMemfd();
+  // The socket's peer is who connects, so that has to be another process.
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setuid(kNobody) != 0) _exit(2);
+    const int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    path_.copy(address.sun_path, path_.size());
+    if (connect(connection, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) _exit(3);
+    char answer = 0;
+    _exit(recv(connection, &answer, 1, 0) <= 0 ? 0 : 4);  // closed without a word
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_THAT(Ask(Connect(), "M", {memfd}), ::testing::SizeIs(32)) << "the server's own user";
+}
 
 TEST_F(DescriptorSocketTest, ATokenStandsForItsDescriptorOnce) {
   const Descriptor connection = Connect();

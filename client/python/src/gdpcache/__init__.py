@@ -14,6 +14,7 @@ from gdpcache._version import __version__
 from gdpcache.aio import AsyncClient, AsyncSession, AsyncSnapshotWatch
 from gdpcache.boundaries import BoundaryPolicy, call_boundaries, prefix_keys, snapshot_directives
 from gdpcache.client import Client, Session, SnapshotWatch
+from gdpcache.credentials import Credentials
 from gdpcache.drop_in import chunk_gated_delta_product_fwd_h, set_default_session
 from gdpcache.errors import (
     AlreadyExistsError,
@@ -77,6 +78,7 @@ __all__ = [
     "CallCancelledError",
     "Client",
     "CreatedCache",
+    "Credentials",
     "DataLossError",
     "DataType",
     "DeadlineExceededError",

@@ -16,6 +16,7 @@ import grpc.aio
 from gdpcache import _channel, _prefill, _server, _session, _shared, _snapshots, client, errors
 from gdpcache._channel import Deadline
 from gdpcache._operations import Blocking, Operation, Request, Sleep, Stream, Unary
+from gdpcache.credentials import Access, Credentials
 from gdpcache.prefill import PrefillCall
 from gdpcache.types import (
     Array,
@@ -44,8 +45,9 @@ T = TypeVar("T")
 class _Driver:
     """Performs what operations ask for."""
 
-    def __init__(self, address: str, timeout: float) -> None:
+    def __init__(self, address: str, timeout: float, credentials: Credentials | None) -> None:
         self._address = address
+        self._access = Access(address, credentials or Credentials.from_environment())
         self.timeout = timeout
         self._channel: grpc.aio.Channel | None = None
         self._unary: dict[str, Callable[..., Any]] = {}
@@ -54,7 +56,7 @@ class _Driver:
     def channel(self) -> grpc.aio.Channel:
         """Made by the first call, for it belongs to the event loop that runs then."""
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self._address, options=_channel.OPTIONS)
+            self._channel = self._access.open_channel(grpc.aio, self._address, _channel.OPTIONS)
         return self._channel
 
     async def close(self) -> None:
@@ -84,9 +86,16 @@ class _Driver:
             if call is None:
                 call = self._unary[request.path] = self.channel.unary_unary(request.path)
             timeout = deadline.for_call(request.timeout)
-            return await call(request.request, timeout=timeout, wait_for_ready=request.wait_for_ready)
+            return await call(
+                request.request,
+                timeout=timeout,
+                wait_for_ready=request.wait_for_ready,
+                metadata=self._access.metadata(),
+            )
         if isinstance(request, Stream):
-            answers = self.channel.stream_stream(request.path)(request.requests, timeout=deadline.remaining())
+            answers = self.channel.stream_stream(request.path)(
+                request.requests, timeout=deadline.remaining(), metadata=self._access.metadata()
+            )
             try:
                 async for answer in answers:
                     request.receive(answer)
@@ -103,9 +112,11 @@ class AsyncClient:
     """The same as :class:`gdpcache.Client`, for one event loop; its methods are documented there. Use it as
     ``async with AsyncClient(address) as client``."""
 
-    def __init__(self, address: str | None = None, *, timeout: float = 60.0) -> None:
+    def __init__(
+        self, address: str | None = None, *, timeout: float = 60.0, credentials: Credentials | None = None
+    ) -> None:
         self.address = _channel.address(address)
-        self._driver = _Driver(self.address, timeout)
+        self._driver = _Driver(self.address, timeout, credentials)
 
     async def close(self) -> None:
         await self._driver.close()

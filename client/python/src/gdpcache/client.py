@@ -15,6 +15,7 @@ import grpc
 from gdpcache import _channel, _prefill, _server, _session, _shared, _snapshots, errors
 from gdpcache._channel import Deadline
 from gdpcache._operations import Blocking, Operation, Request, Sleep, Stream, Unary
+from gdpcache.credentials import Access, Credentials
 from gdpcache.layer_state import LayerState
 from gdpcache.prefill import PrefillCall
 from gdpcache.types import (
@@ -44,9 +45,10 @@ T = TypeVar("T")
 class _Driver:
     """Performs what operations ask for."""
 
-    def __init__(self, address: str, timeout: float) -> None:
+    def __init__(self, address: str, timeout: float, credentials: Credentials | None) -> None:
         self.timeout = timeout
-        self.channel = grpc.insecure_channel(address, options=_channel.OPTIONS)
+        self._access = Access(address, credentials or Credentials.from_environment())
+        self.channel = self._access.open_channel(grpc, address, _channel.OPTIONS)
         self._unary: dict[str, Callable[..., Any]] = {}
 
     def run(self, operation: Operation[T], timeout: float | None = None) -> T:
@@ -72,9 +74,16 @@ class _Driver:
             if call is None:
                 call = self._unary[request.path] = self.channel.unary_unary(request.path)
             timeout = deadline.for_call(request.timeout)
-            return call(request.request, timeout=timeout, wait_for_ready=request.wait_for_ready)
+            return call(
+                request.request,
+                timeout=timeout,
+                wait_for_ready=request.wait_for_ready,
+                metadata=self._access.metadata(),
+            )
         if isinstance(request, Stream):
-            answers = self.channel.stream_stream(request.path)(request.requests, timeout=deadline.remaining())
+            answers = self.channel.stream_stream(request.path)(
+                request.requests, timeout=deadline.remaining(), metadata=self._access.metadata()
+            )
             try:
                 for answer in answers:
                     request.receive(answer)
@@ -91,13 +100,16 @@ class Client:
     """A connection to one server, renewed by itself when it breaks. Safe for several threads.
 
     ``address`` is "host:port" or "unix:PATH"; without one, ``$GDPCACHE_SERVER`` or 127.0.0.1:7411. Nothing is sent
-    before the first call. ``timeout`` (seconds) holds for calls that give none; ``math.inf`` means no limit. Calls
-    fail with the classes of :mod:`gdpcache.errors`.
+    before the first call. ``timeout`` (seconds) holds for calls that give none; ``math.inf`` means no limit.
+    ``credentials`` are for servers with TLS or tokens; without them, what the environment says (see
+    :meth:`Credentials.from_environment`). Calls fail with the classes of :mod:`gdpcache.errors`.
     """
 
-    def __init__(self, address: str | None = None, *, timeout: float = 60.0) -> None:
+    def __init__(
+        self, address: str | None = None, *, timeout: float = 60.0, credentials: Credentials | None = None
+    ) -> None:
         self.address = _channel.address(address)
-        self._driver = _Driver(self.address, timeout)
+        self._driver = _Driver(self.address, timeout, credentials)
 
     def close(self) -> None:
         """Ends the connection; calls under way are cancelled. Sessions should be closed before."""

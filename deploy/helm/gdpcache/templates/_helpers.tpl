@@ -27,6 +27,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 /run/gdpcache/gdpcache.sock
 {{- end -}}
 
+{{/* Kubernetes's own gRPC probes know no TLS; the Unix socket needs none. */}}
+{{- define "gdpcache.healthProbe" -}}
+exec:
+  command: [/usr/bin/gdpcache, health, --server, "unix:{{ include "gdpcache.socket" . }}"]
+timeoutSeconds: 5
+{{- end -}}
+
 {{/* Strings in protobuf text format take the escapes of JSON. */}}
 {{- define "gdpcache.config" -}}
 listen: "0.0.0.0:{{ .Values.service.port }}"
@@ -35,7 +42,30 @@ backend: {{ ternary "cuda" "cpu" (gt (int .Values.gpus) 0) | quote }}
 {{- range $field, $value := .Values.config }}
 {{ $field }}: {{ $value | toJson }}
 {{- end }}
+{{- if .Values.tls.enabled }}
+tls_certificate: "/etc/gdpcache-tls/tls.crt"
+tls_key: "/etc/gdpcache-tls/tls.key"
+{{- if .Values.tls.requireClientCertificates }}
+tls_client_ca: "/etc/gdpcache-tls/ca.crt"
+{{- end }}
+{{- else }}
 allow_insecure: true
+{{- end }}
+{{- if .Values.tokens.secretName }}
+{{- if not .Values.identities }}
+{{- fail "tokens.secretName needs identities: tokens stand for them" }}
+{{- end }}
+token_file: "/etc/gdpcache-tokens/tokens"
+{{- end }}
+{{- if and .Values.identities (not .Values.tls.enabled) }}
+{{- fail "identities need tls.enabled: tokens do not travel in clear text" }}
+{{- end }}
+{{- if and .Values.identities (not .Values.tokens.secretName) (not .Values.tls.requireClientCertificates) }}
+{{- fail "identities need tokens.secretName or tls.requireClientCertificates: nobody could show to be one" }}
+{{- end }}
+{{- range .Values.identities }}
+identities { name: {{ .name | toJson }} tenant: {{ .tenant | toJson }} permissions: [{{ join ", " .permissions }}] }
+{{- end }}
 {{- if .Values.metrics.enabled }}
 metrics: "0.0.0.0:{{ .Values.metrics.port }}"
 {{- end }}

@@ -1,0 +1,290 @@
+// Who may call what: every method, over every transport, with every kind of credentials; and that files may change
+// while clients call.
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gdpcache/v1/state_cache.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/rpc/access/identity.h"
+#include "tests/integration/access_support.h"
+#include "tests/support/eventually.h"
+
+namespace gdpcache {
+namespace {
+
+using rpc::Permission;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Transport = SecureServer::Transport;
+
+constexpr char kInfo[] = "/gdpcache.v1.StateCache/GetServerInfo";
+
+/// Every method that the server has, and some that it does not have.
+std::vector<std::string> Methods() {
+  std::vector<std::string> methods = {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch",
+                                      "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                                      "/gdpcache.v1.StateCache/NoSuchMethod", "/no.such.Service/Method"};
+  const google::protobuf::ServiceDescriptor& service =
+      *google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(v1::StateCache::service_full_name());
+  for (int n = 0; n < service.method_count(); ++n) {
+    methods.push_back(absl::StrCat("/", service.full_name(), "/", service.method(n)->name()));
+  }
+  return methods;
+}
+
+/// How a call without any content begins or ends.
+grpc::Status Outcome(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                     const test::RawMetadata& metadata) {
+  test::RawStream call(channel, method, "", metadata);
+  if (call.Read().has_value()) return grpc::Status::OK;  // some would go on for ever
+  return call.Finish();
+}
+
+enum class Decision { kAllowed, kUnauthenticated, kDenied };
+
+Decision DecisionOf(const grpc::Status& status, const std::string& method) {
+  if (!absl::StrContains(status.error_message(), "needs the permission")) {
+    EXPECT_NE(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << status.error_message();
+    EXPECT_NE(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+    return Decision::kAllowed;
+  }
+  EXPECT_THAT(status.error_message(), HasSubstr(method));
+  EXPECT_THAT(status.error_message(), Not(HasSubstr("-0123456789"))) << "a token";
+  if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED) return Decision::kUnauthenticated;
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  return Decision::kDenied;
+}
+
+/// What should be decided for somebody with `permissions`, as the configuration file has them; empty: nobody known.
+Decision Expected(const std::string& method, const std::string& permissions) {
+  const std::optional<Permission> needed = rpc::PermissionFor(method);
+  if (!needed.has_value()) return Decision::kAllowed;
+  if (permissions.empty()) return Decision::kUnauthenticated;
+  const std::string word = *needed == Permission::kAdmin ? "ADMIN" : *needed == Permission::kData ? "DATA" : "";
+  return absl::StrContains(permissions, word) ? Decision::kAllowed : Decision::kDenied;
+}
+
+void ExpectDecisions(const std::string& who, const std::shared_ptr<grpc::Channel>& channel,
+                     const test::RawMetadata& metadata, const std::string& permissions) {
+  for (const std::string& method : Methods()) {
+    EXPECT_EQ(DecisionOf(Outcome(channel, method, metadata), method), Expected(method, permissions))
+        << who << " calls " << method;
+  }
+}
+
+void ExpectDecisionsByToken(const std::string& transport, const std::shared_ptr<grpc::Channel>& channel) {
+  // All on one connection: what one call was does not stick to it.
+  for (const Person& person : Everybody()) {
+    ExpectDecisions(transport + ", " + person.name, channel, person.metadata(), person.permissions);
+  }
+  for (const std::string& wrong :
+       {std::string("Bearer wrong-token-0123456789"), kEngine.token, "Basic " + kEngine.token, std::string("Bearer "),
+        "Bearer " + kEngine.token + "0", "Bearer " + kEngine.token.substr(1)}) {
+    ExpectDecisions(transport + ", " + wrong, channel, {{"authorization", wrong}}, "");
+  }
+  ExpectDecisions(transport + ", two tokens", channel,
+                  {{"authorization", "Bearer " + kEngine.token}, {"authorization", "Bearer " + kReader.token}}, "");
+}
+
+TEST(AccessTest, LoopbackInClearTextTakesTokensOnly) {
+  const SecureServer server(Transport::kLoopback);
+  ExpectDecisions("loopback, nobody", server.Connect(), {}, "");
+  ExpectDecisionsByToken("loopback", server.Connect());
+}
+
+TEST(AccessTest, TlsTakesTokensOnly) {
+  const SecureServer server(Transport::kTls);
+  ExpectDecisions("TLS, nobody", server.Connect(), {}, "");
+  ExpectDecisionsByToken("TLS", server.Connect());
+  ExpectDecisions("TLS, a certificate that nobody has asked for",
+                  server.Connect(server.authority().Issue(kEngine.name)), {}, "");
+}
+
+TEST(AccessTest, MutualTlsTakesCertificatesAndTokens) {
+  const SecureServer server(Transport::kMutualTls);
+  for (const Person& person : Everybody()) {
+    ExpectDecisions("common name " + person.name, server.Connect(server.authority().Issue(person.name)), {},
+                    person.permissions);
+    ExpectDecisions("alternative name " + person.name,
+                    server.Connect(server.authority().Issue("someone", {"DNS:x.example", "DNS:" + person.name})), {},
+                    person.permissions);
+  }
+  const test::IssuedCertificate stranger = server.authority().Issue("stranger");
+  ExpectDecisions("a stranger", server.Connect(stranger), {}, "");
+  ExpectDecisionsByToken("a stranger's certificate", server.Connect(stranger));
+  ExpectDecisions("two at once", server.Connect(server.authority().Issue(kReader.name, {"DNS:" + kEngine.name})), {},
+                  "");
+  ExpectDecisions("an engine with a reader's token", server.Connect(server.authority().Issue(kEngine.name)),
+                  kReader.metadata(), kReader.permissions);
+}
+
+TEST(AccessTest, OnTheUnixSocketTheServersUserMayDoEverything) {
+  const SecureServer server(Transport::kMutualTls);
+  ExpectDecisions("Unix socket, nobody", server.ConnectUnix(), {}, "[READ, DATA, ADMIN]");
+  ExpectDecisionsByToken("Unix socket", server.ConnectUnix());
+}
+
+TEST(AccessTest, WithoutIdentitiesEverybodyMayDoEverything) {
+  test::ServerProcess server;
+  for (const std::string& address : {server.tcp_address(), server.unix_address()}) {
+    ExpectDecisions(address, test::Connect(address), {}, "[READ, DATA, ADMIN]");
+    ExpectDecisions(address, test::Connect(address), kReader.metadata(), "[READ, DATA, ADMIN]");
+  }
+}
+
+/// UNAVAILABLE where no connection comes about.
+grpc::StatusCode CodeOf(const std::shared_ptr<grpc::Channel>& channel, const test::RawMetadata& metadata = {}) {
+  return test::CallRaw(channel, kInfo, "", metadata).status.error_code();
+}
+
+TEST(AccessTest, MutualTlsLetsInNobodyWithoutACertificateOfTheAuthority) {
+  const SecureServer server(Transport::kMutualTls);
+  EXPECT_EQ(CodeOf(server.Connect(), kEngine.metadata()), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(CodeOf(server.Connect(test::CertificateAuthority().Issue(kEngine.name))), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(CodeOf(server.Connect(server.authority().Issue(kEngine.name, {}, /*expired=*/true))),
+            grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(CodeOf(server.Connect(server.authority().Issue(kEngine.name))), grpc::StatusCode::OK);
+}
+
+TEST(AccessTest, ClientsTellTheServerFromOthers) {
+  const SecureServer server(Transport::kTls);
+  const SecureServer other(Transport::kTls);
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = other.authority().certificate();
+  SecureServer& mutable_server = const_cast<SecureServer&>(server);
+  const auto channel = test::Connect(mutable_server.server().tcp_address(), grpc::SslCredentials(options));
+  EXPECT_EQ(CodeOf(channel, kEngine.metadata()), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(CodeOf(test::Connect(mutable_server.server().tcp_address()), kEngine.metadata()),
+            grpc::StatusCode::UNAVAILABLE)
+      << "clear text";
+}
+
+/// Clients that call without a pause, each on a connection that lasts and on a new one for every call.
+class Load {
+ public:
+  explicit Load(const SecureServer& server, const test::IssuedCertificate& own = {}) {
+    for (int n = 0; n < 2; ++n) {
+      clients_.emplace_back([this, &server, own] {
+        const std::shared_ptr<grpc::Channel> lasting = server.Connect(own);
+        while (!stop_) {
+          for (const auto& channel : {lasting, server.Connect(own)}) {
+            const grpc::Status status = test::CallRaw(channel, kInfo, "", kEngine.metadata()).status;
+            EXPECT_TRUE(status.ok()) << status.error_code() << ": " << status.error_message();
+            ++calls_;
+          }
+        }
+      });
+    }
+  }
+  Load(const Load&) = delete;
+  Load& operator=(const Load&) = delete;
+  ~Load() {
+    stop_ = true;
+    for (std::thread& client : clients_) client.join();
+    EXPECT_GT(calls_, 10);
+  }
+
+ private:
+  std::atomic<bool> stop_ = false;
+  std::atomic<int> calls_ = 0;
+  std::vector<std::thread> clients_;
+};
+
+/// The name in the certificate that the server shows on a new connection.
+std::string ServerName(const SecureServer& server, const test::IssuedCertificate& own = {}) {
+  const std::unique_ptr<v1::StateCache::Stub> stub = v1::StateCache::NewStub(server.Connect(own));
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", "Bearer " + kEngine.token);
+  v1::GetServerInfoResponse response;
+  const grpc::Status status = stub->GetServerInfo(&context, {}, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  const std::vector<grpc::string_ref> names = context.auth_context()->FindPropertyValues(GRPC_X509_CN_PROPERTY_NAME);
+  return names.empty() ? "" : std::string(names.front().data(), names.front().size());
+}
+
+TEST(AccessRotationTest, CertificatesChangeUnderLoadWithoutAFailedCall) {
+  SecureServer server(Transport::kTls);
+  const Load load(server);
+  for (const char* name : {"second", "third"}) {
+    const test::IssuedCertificate next = server.authority().Issue(name, {"DNS:localhost", "IP:127.0.0.1"});
+    server.WriteCertificate(next);
+    EXPECT_TRUE(test::Eventually([&] { return ServerName(server) == name; })) << name;
+  }
+  // What is wrong is told, and changes nothing.
+  server.WriteCertificate(
+      {server.authority().IssueForLoopback().certificate, server.authority().IssueForLoopback().key});
+  const auto log = [&server] { return server.server().process().Errors(); };
+  EXPECT_TRUE(test::Eventually([&] { return absl::StrContains(log(), "is not the key of the first certificate in"); }));
+  EXPECT_EQ(ServerName(server), "third");
+  remove(server.path("tls.key").c_str());
+  EXPECT_TRUE(test::Eventually([&] { return absl::StrContains(log(), "tls.key' cannot be opened"); }));
+  EXPECT_THAT(log(), HasSubstr("going on with what was read before"));
+  EXPECT_EQ(ServerName(server), "third");
+  server.WriteCertificate(server.authority().Issue("fourth", {"IP:127.0.0.1"}));
+  EXPECT_TRUE(test::Eventually([&] { return ServerName(server) == "fourth"; }));
+}
+
+TEST(AccessRotationTest, AuthoritiesOfClientsChange) {
+  SecureServer server(Transport::kMutualTls);
+  const test::CertificateAuthority next("next authority");
+  const test::IssuedCertificate old_client = server.authority().Issue(kEngine.name);
+  const test::IssuedCertificate new_client = next.Issue(kEngine.name);
+  EXPECT_EQ(CodeOf(server.Connect(new_client)), grpc::StatusCode::UNAVAILABLE);
+  {
+    const Load load(server, old_client);
+    test::WriteSecret(server.path("ca.crt"), server.authority().certificate() + next.certificate());
+    EXPECT_TRUE(test::Eventually([&] { return CodeOf(server.Connect(new_client)) == grpc::StatusCode::OK; }));
+  }
+  test::WriteSecret(server.path("ca.crt"), next.certificate());
+  EXPECT_TRUE(test::Eventually([&] { return CodeOf(server.Connect(old_client)) == grpc::StatusCode::UNAVAILABLE; }));
+  EXPECT_EQ(CodeOf(server.Connect(new_client)), grpc::StatusCode::OK);
+}
+
+TEST(AccessRotationTest, TokensChangeUnderLoadWithoutAFailedCall) {
+  SecureServer server(Transport::kLoopback);
+  const auto channel = server.Connect();
+  const test::RawMetadata fresh = {{"authorization", "Bearer fresh-token-0123456789"}};
+  const std::string line = kEngine.token + " engine\n";
+  EXPECT_EQ(CodeOf(channel, fresh), grpc::StatusCode::UNAUTHENTICATED);
+  {
+    const Load load(server);
+    server.WriteTokens(line + "fresh-token-0123456789 engine\n");
+    EXPECT_TRUE(test::Eventually([&] { return CodeOf(channel, fresh) == grpc::StatusCode::OK; }));
+    EXPECT_EQ(CodeOf(channel, kReader.metadata()), grpc::StatusCode::UNAUTHENTICATED) << "no longer there";
+    server.WriteTokens("fresh-token-0123456789 stranger\n");
+    EXPECT_TRUE(test::Eventually([&] {
+      return absl::StrContains(server.server().process().Errors(), "the name is 'stranger'; no identity is configured");
+    }));
+  }
+  server.WriteTokens("fresh-token-0123456789 engine\n");
+  EXPECT_TRUE(
+      test::Eventually([&] { return CodeOf(channel, kEngine.metadata()) == grpc::StatusCode::UNAUTHENTICATED; }));
+  EXPECT_EQ(CodeOf(channel, fresh), grpc::StatusCode::OK);
+}
+
+TEST(AccessStartTest, FilesThatCannotBeUsedAreNamed) {
+  const test::TemporaryDirectory directory;
+  const auto path = [&](const char* name) { return directory.path() + "/" + name; };
+  const test::CertificateAuthority authority;
+  test::WriteSecret(path("crt"), authority.IssueForLoopback().certificate);
+  test::WriteSecret(path("key"), authority.IssueForLoopback().key);
+  const test::ProgramResult result =
+      test::RunProgram(test::ServerProgram(), {"--backend=cpu", "--unix=", "--listen=127.0.0.1:0",
+                                               "--tls-certificate=" + path("crt"), "--tls-key=" + path("key")});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.output, "");
+  EXPECT_THAT(result.errors, HasSubstr("the TLS key '" + path("key") +
+                                       "' is not the key of the first certificate in '" + path("crt") + "'"));
+}
+
+}  // namespace
+}  // namespace gdpcache
