@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -41,13 +42,17 @@ absl::Status CheckToken(const std::string& token) {
   return absl::InvalidArgumentError(token.empty() ? "the token is empty" : "the token has white space or worse in it");
 }
 
+TokenSource::TokenSource(std::string token, std::string path) {
+  const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
+  path_ = std::move(path);
+  token_ = std::move(token);
+  looked_ = absl::Now();
+}
+
 absl::StatusOr<std::unique_ptr<TokenSource>> TokenSource::FromFile(std::string path) {
   absl::StatusOr<std::string> token = ReadToken(path);
   if (!token.ok()) return token.status();
-  auto source = std::make_unique<TokenSource>(*std::move(token));
-  source->path_ = std::move(path);
-  source->looked_ = absl::Now();
-  return source;
+  return std::unique_ptr<TokenSource>(new TokenSource(*std::move(token), std::move(path)));
 }
 
 std::string TokenSource::Token() {

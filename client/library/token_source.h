@@ -1,10 +1,11 @@
 #ifndef GDPCACHE_CLIENT_LIBRARY_TOKEN_SOURCE_H_
 #define GDPCACHE_CLIENT_LIBRARY_TOKEN_SOURCE_H_
 
-#include <filesystem>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,7 +17,7 @@ namespace gdpcache::client {
 /// The bearer token that goes with every call: a fixed one, or a file's, looked at again once a second. Thread-safe.
 class TokenSource final : public grpc::MetadataCredentialsPlugin {
  public:
-  explicit TokenSource(std::string token) : token_(std::move(token)) {}
+  explicit TokenSource(std::string token) : TokenSource(std::move(token), "") {}
 
   /// INVALID_ARGUMENT names a file that holds no token.
   static absl::StatusOr<std::unique_ptr<TokenSource>> FromFile(std::string path);
@@ -30,11 +31,12 @@ class TokenSource final : public grpc::MetadataCredentialsPlugin {
   grpc::string DebugString() override { return "bearer token"; }
 
  private:
-  std::string path_;  // empty: a fixed token
+  TokenSource(std::string token, std::string path);
 
   std::mutex mutex_;  // guards what follows
+  std::string path_;  // empty: a fixed token
   std::string token_;
-  absl::Time looked_ = absl::InfinitePast();
+  absl::Time looked_;
 };
 
 /// The whole file. INVALID_ARGUMENT says what `what` it is, its name, and why it cannot be read.

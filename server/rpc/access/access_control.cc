@@ -166,6 +166,7 @@ std::shared_ptr<grpc::ServerCredentials> AccessControl::TcpCredentials() const {
 }
 
 std::shared_ptr<grpc::ServerCredentials> AccessControl::UnixCredentials() const {
+  if (identities_.empty()) return grpc::InsecureServerCredentials();  // the file's mode says who may connect
   return WithProcessor(grpc::experimental::LocalServerCredentials(UDS), true);
 }
 

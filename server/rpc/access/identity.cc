@@ -19,8 +19,9 @@ absl::string_view NameOf(Permission permission) {
 }
 
 std::optional<Permission> PermissionFor(absl::string_view method) {
-  static const auto& reading = *new absl::flat_hash_set<absl::string_view>{
-      "GetServerInfo", "ListCaches", "ListSlots", "ListSnapshots", "WatchSnapshots", "QueryWriteStatus"};
+  static const auto& reading =
+      *new absl::flat_hash_set<absl::string_view>{"GetServerInfo", "GetServerStats", "ListCaches",      "ListSlots",
+                                                  "ListSnapshots", "WatchSnapshots", "QueryWriteStatus"};
   if (absl::StartsWith(method, "/grpc.health.v1.Health/")) return std::nullopt;
   if (absl::StartsWith(method, "/grpc.reflection.")) return Permission::kRead;
   if (absl::StartsWith(method, "/grpc.channelz.")) return Permission::kAdmin;  // tells of everybody's connections
