@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -24,8 +25,10 @@
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/cache/errors.h"
+#include "server/config/build_info.h"
 #include "server/config/config.h"
 #include "server/engine/engine.h"
+#include "server/grpc_log.h"
 #include "server/observe/logging.h"
 #include "server/observe/metrics_endpoint.h"
 #include "server/open_access.h"
@@ -108,7 +111,16 @@ void PrintReady(const rpc::Server& server, const config::Config& config, const s
   if (!config.unix_path.empty()) absl::StrAppend(&line, " unix=", config.unix_path);
   absl::StrAppend(&line, " backend=", backend);
   if (!metrics.empty()) absl::StrAppend(&line, " metrics=", metrics);
+  if (!server.admin_address().empty()) absl::StrAppend(&line, " admin=", server.admin_address());
   std::cout << line << std::endl;
+}
+
+v1::BuildInfo Describe(const config::BuildInfo& build) {
+  v1::BuildInfo message;
+  message.set_commit(build.commit);
+  message.set_compiler(build.compiler);
+  for (const std::string& library : build.libraries) message.add_libraries(library);
+  return message;
 }
 
 // What a stop and a start keep. Not all of it may fit into the time or onto the disk.
@@ -121,9 +133,19 @@ void FlushSnapshots(cache::SnapshotStore& snapshots, absl::Duration limit) {
   }
 }
 
+// As many connections, regions and files as the process may have: what the soft limit usually allows is for programs
+// that use select().
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("cannot raise the limit of file descriptors");
+}
+
 // Serves until a signal. An error says why it could not start or stop.
 absl::Status Serve(const config::Config& config) {
   const sigset_t stop_signals = StopSignals();
+  RaiseDescriptorLimit();
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);  // before any thread starts: all inherit it
 
   absl::StatusOr<std::shared_ptr<const rpc::AccessControl>> access = OpenAccess(config);
@@ -136,6 +158,8 @@ absl::Status Serve(const config::Config& config) {
   cache::CatalogLimits limits;
   limits.max_caches = config.max_caches;
   limits.max_sessions = config.max_sessions;
+  limits.max_tenant_sessions = config.max_tenant_sessions;
+  limits.max_tenant_slots = config.max_tenant_slots;
   limits.state_memory_bytes = config.state_memory_bytes > 0 ? config.state_memory_bytes : device.memory_bytes / 2;
   limits.default_session_ttl = config.default_session_ttl;
   limits.max_session_ttl = config.max_session_ttl;
@@ -149,6 +173,7 @@ absl::Status Serve(const config::Config& config) {
   engine::EngineOptions engine_options;
   engine_options.staging_bytes = config.staging_memory_bytes;
   engine_options.max_unary_output_bytes = config.max_message_bytes;
+  engine_options.admission = {.max_calls = config.max_calls, .max_wait = config.max_queue_wait};
   DeviceLoss device_loss;
   absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
       engine::Engine::Create(**backend, engine_options, snapshots->get(),
@@ -156,13 +181,18 @@ absl::Status Serve(const config::Config& config) {
   if (!engine.ok()) return engine.status();
 
   rpc::ServerOptions server_options;
-  server_options.version = std::string(config::Version());
+  const config::BuildInfo build = config::ThisBuild();
+  server_options.version = build.version;
+  server_options.build = Describe(build);
   server_options.listen = config.listen;
   server_options.unix_path = config.unix_path;
+  server_options.admin = config.admin;
   server_options.max_message_bytes = config.max_message_bytes;
+  server_options.max_connection_calls = config.max_connection_calls;
   server_options.shared_memory_bytes = config.shared_memory_bytes;
   server_options.limits = limits;
   server_options.access = *access;
+  server_options.slow_call = config.slow_call;
   server_options.max_pin_ttl = config.snapshots.max_pin_ttl;
   server_options.transfer_timeout = config.snapshots.pending_timeout;
   rpc::ServerMetrics metrics;
@@ -172,7 +202,7 @@ absl::Status Serve(const config::Config& config) {
         config.metrics,
         {metrics.registry, std::make_shared<rpc::StateMetrics>(
                                catalog, **snapshots, **engine,
-                               rpc::StateMetrics::Build{server_options.version, device.backend, device.device})});
+                               rpc::StateMetrics::Build{build.version, build.commit, device.backend, device.device})});
     if (!started.ok()) return started.status();
     endpoint = *std::move(started);
   }
@@ -203,6 +233,7 @@ int Main(absl::Span<const char* const> arguments) {
   std::cerr << invocation.errors;
   if (!invocation.config.has_value()) return invocation.exit_code;
   observe::StartLogging(invocation.config->log);
+  const GrpcLog grpc_log;
   if (const absl::Status status = Serve(*invocation.config); !status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return EXIT_FAILURE;

@@ -219,9 +219,19 @@ absl::StatusOr<std::shared_ptr<Session>> Catalog::OpenSession(absl::string_view 
                                   limits_.max_sessions),
                      kRetrySessionAfter);
   }
+  const auto own = tenants_.find(tenant);
+  if (own != tenants_.end() && limits_.max_tenant_sessions > 0 && own->second.sessions >= limits_.max_tenant_sessions) {
+    return Exhausted(absl::StrCat("the tenant has ", own->second.sessions, " sessions; it may have at most ",
+                                  limits_.max_tenant_sessions),
+                     kRetrySessionAfter);
+  }
+  Tenant& counts = tenants_[tenant];
+  if (++counts.sessions == 1 && limits_.max_tenant_slots > 0) {
+    counts.slots = std::make_shared<MemoryBudget>(limits_.max_tenant_slots);
+  }
   const SessionKey key = next_key_++;
   auto session = std::make_shared<Session>(*id, key, CacheOf(found->second), ttl, std::move(client_name), expires_at,
-                                           std::move(tenant));
+                                           std::move(tenant), counts.slots);
   ++found->second.sessions;
   open_.emplace(*std::move(id), session);
   living_.emplace(key, Living{session, expires_at});
@@ -363,11 +373,13 @@ absl::AnyInvocable<void()> Catalog::Finisher(std::shared_ptr<Session> session, a
   return [this, session = std::move(session), on_closed = std::move(on_closed)]() mutable {
     if (on_session_end_) on_session_end_(session->key());
     session->cache()->slots().ReleaseAll(session->key());
+    session->GiveBackAllSlots();
     session->regions().Close();
     std::vector<absl::AnyInvocable<void()>> on_no_sessions;
     {
       const std::lock_guard lock(mutex_);
       living_.erase(session->key());
+      if (const auto own = tenants_.find(session->tenant()); --own->second.sessions == 0) tenants_.erase(own);
       if (living_.empty()) on_no_sessions.swap(on_no_sessions_);
     }
     session.reset();

@@ -29,7 +29,9 @@ namespace gdpcache::cache {
 struct CatalogLimits {
   std::int64_t max_caches = 0;
   std::int64_t max_sessions = 0;
-  std::int64_t state_memory_bytes = 0;  // all caches together
+  std::int64_t max_tenant_sessions = 0;  // of one tenant; 0: as many as there may be
+  std::int64_t max_tenant_slots = 0;     // held by one tenant's sessions, of all caches; 0: as many as there are
+  std::int64_t state_memory_bytes = 0;   // all caches together
   absl::Duration default_session_ttl;
   absl::Duration max_session_ttl;
 };
@@ -105,6 +107,11 @@ class Catalog {
     std::shared_ptr<Session> session;
     absl::Time indexed;  // its place in expiry_; never later than its expiry
   };
+  // What sessions of one tenant have; there as long as it has any.
+  struct Tenant {
+    std::int64_t sessions = 0;            // in living_
+    std::shared_ptr<MemoryBudget> slots;  // nullptr: without a limit
+  };
   // A session that has just stopped being open; its End is to be called without the lock.
   struct Removed {
     std::shared_ptr<Session> session;
@@ -130,7 +137,8 @@ class Catalog {
   std::map<std::string, Entry, std::less<>> caches_;
   absl::flat_hash_map<std::string, std::shared_ptr<Session>> open_;  // by id
   absl::flat_hash_map<SessionKey, Living> living_;                   // open ones, and ended ones with calls left
-  std::set<std::pair<absl::Time, SessionKey>> expiry_;               // of open ones
+  absl::flat_hash_map<std::string, Tenant> tenants_;
+  std::set<std::pair<absl::Time, SessionKey>> expiry_;  // of open ones
   SessionKey next_key_ = 1;
   std::vector<absl::AnyInvocable<void()>> on_no_sessions_;
 };

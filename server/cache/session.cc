@@ -4,9 +4,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/cache/errors.h"
 
 namespace gdpcache::cache {
+namespace {
+
+constexpr absl::Duration kRetrySlotsAfter = absl::Seconds(1);
+
+}  // namespace
 
 void Session::Call::End() {
   if (session_ == nullptr) return;
@@ -26,6 +32,31 @@ void Session::Call::End() {
 absl::Time Session::expires_at() const {
   const std::lock_guard lock(mutex_);
   return expires_at_;
+}
+
+absl::Status Session::TakeSlots(std::int64_t count) {
+  if (tenant_slots_ == nullptr) return absl::OkStatus();
+  if (!tenant_slots_->TryTake(count)) {
+    return Exhausted(absl::StrCat("count is ", count, "; the tenant holds ", tenant_slots_->used(), " of the ",
+                                  tenant_slots_->limit(), " slots that it may hold"),
+                     kRetrySlotsAfter);
+  }
+  const std::lock_guard lock(mutex_);
+  counted_slots_ += count;
+  return absl::OkStatus();
+}
+
+void Session::GiveBackSlots(std::int64_t count) {
+  if (tenant_slots_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  counted_slots_ -= count;
+  tenant_slots_->GiveBack(count);
+}
+
+void Session::GiveBackAllSlots() {
+  if (tenant_slots_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  tenant_slots_->GiveBack(std::exchange(counted_slots_, 0));
 }
 
 absl::StatusOr<Session::Call> Session::BeginCall(absl::AnyInvocable<void()> cancel) {

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "server/cache/cache.h"
 #include "server/cache/memory/session_regions.h"
+#include "server/cache/memory_budget.h"
 
 namespace gdpcache::cache {
 
@@ -52,13 +53,15 @@ class Session : public std::enable_shared_from_this<Session> {
   };
 
   Session(std::string id, SessionKey key, std::shared_ptr<Cache> cache, absl::Duration ttl, std::string client_name,
-          absl::Time expires_at, std::string tenant = std::string(kDefaultTenant))
+          absl::Time expires_at, std::string tenant = std::string(kDefaultTenant),
+          std::shared_ptr<MemoryBudget> tenant_slots = nullptr)
       : id_(std::move(id)),
         key_(key),
         cache_(std::move(cache)),
         ttl_(ttl),
         client_name_(std::move(client_name)),
         tenant_(std::move(tenant)),
+        tenant_slots_(std::move(tenant_slots)),
         expires_at_(expires_at) {}
 
   const std::string& id() const { return id_; }
@@ -71,6 +74,13 @@ class Session : public std::enable_shared_from_this<Session> {
 
   /// Memory that the caller shares with the server; closed when the session has ended and its calls have.
   SessionRegions& regions() { return regions_; }
+
+  /// Counts `count` slots against what the sessions of its tenant may hold together. RESOURCE_EXHAUSTED names both
+  /// values, and nothing is counted.
+  absl::Status TakeSlots(std::int64_t count);
+  void GiveBackSlots(std::int64_t count);
+  /// All that are left; for the end of the session.
+  void GiveBackAllSlots();
 
   /// Registers a call. `cancel` runs at most once, without a lock held, if the session ends before the call does: it
   /// must make the call end soon and must not block. It may still be running, on another thread, when the call ends.
@@ -101,10 +111,12 @@ class Session : public std::enable_shared_from_this<Session> {
   const absl::Duration ttl_;
   const std::string client_name_;
   const std::string tenant_;
+  const std::shared_ptr<MemoryBudget> tenant_slots_;  // shared by the tenant's sessions; nullptr: without a limit
   SessionRegions regions_;
 
   mutable std::mutex mutex_;
   absl::Time expires_at_;
+  std::int64_t counted_slots_ = 0;
   bool ended_ = false;
   absl::Status refusal_;                         // once ended
   std::list<absl::AnyInvocable<void()>> calls_;  // each with its cancel

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/config/access_config.h"
+#include "server/config/build_info.h"
 #include "server/config/command_line.h"
 #include "server/config/config_file.h"
 #include "server/config/flags.h"
@@ -26,6 +27,7 @@ constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
 constexpr ByteSize kMaxMemory{std::int64_t{1} << 50};
 constexpr std::int64_t kMaxThreads = 4'096;
 constexpr std::int64_t kMaxCount = 1'000'000'000;
+constexpr std::int64_t kMaxConnectionCalls = std::numeric_limits<std::int32_t>::max();
 constexpr absl::Duration kMinSessionTtl = absl::Milliseconds(100);  // a client may not ask for less either
 constexpr absl::Duration kMaxDuration = absl::Hours(24 * 365);
 
@@ -74,6 +76,11 @@ Config FromFlags() {
   config.shared_memory_bytes = absl::GetFlag(FLAGS_shared_memory).bytes;
   config.max_caches = absl::GetFlag(FLAGS_max_caches);
   config.max_sessions = absl::GetFlag(FLAGS_max_sessions);
+  config.max_tenant_sessions = absl::GetFlag(FLAGS_max_tenant_sessions);
+  config.max_tenant_slots = absl::GetFlag(FLAGS_max_tenant_slots);
+  config.max_calls = absl::GetFlag(FLAGS_max_calls);
+  config.max_queue_wait = absl::GetFlag(FLAGS_max_queue_wait);
+  config.max_connection_calls = absl::GetFlag(FLAGS_max_connection_calls);
   config.default_session_ttl = absl::GetFlag(FLAGS_default_session_ttl);
   config.max_session_ttl = absl::GetFlag(FLAGS_max_session_ttl);
   SnapshotConfig& snapshots = config.snapshots;
@@ -92,7 +99,9 @@ Config FromFlags() {
   snapshots.flush_timeout = absl::GetFlag(FLAGS_snapshot_flush_timeout);
   config.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
   config.log = {absl::GetFlag(FLAGS_log_level), absl::GetFlag(FLAGS_log_format)};
+  config.slow_call = absl::GetFlag(FLAGS_slow_call);
   config.metrics = absl::GetFlag(FLAGS_metrics);
+  config.admin = absl::GetFlag(FLAGS_admin);
   return config;
 }
 
@@ -116,6 +125,16 @@ void CheckSnapshots(const SnapshotConfig& config, Errors& errors) {
   }
 }
 
+void CheckAdmin(const Config& config, Errors& errors) {
+  if (config.admin.empty()) return;
+  const absl::StatusOr<ListenAddress> parsed = ParseListenAddress(config.admin);
+  if (!parsed.ok()) {
+    errors.push_back(absl::StrCat("--admin is '", config.admin, "'; ", parsed.status().message()));
+  } else if (!parsed->is_loopback()) {
+    errors.push_back(absl::StrCat("--admin is '", config.admin, "'; it must be a loopback address"));
+  }
+}
+
 void Validate(const Config& config, Errors& errors) {
   CheckAccess(config, absl::GetFlag(FLAGS_allow_insecure), errors);
   CheckUnixPath(config.unix_path, errors);
@@ -128,6 +147,11 @@ void Validate(const Config& config, Errors& errors) {
   CheckRange("shared_memory", absl::GetFlag(FLAGS_shared_memory), ByteSize{0}, kMaxMemory, errors);
   CheckRange("max_caches", config.max_caches, 1, kMaxCount, errors);
   CheckRange("max_sessions", config.max_sessions, 1, kMaxCount, errors);
+  CheckRange("max_tenant_sessions", config.max_tenant_sessions, 0, kMaxCount, errors);
+  CheckRange("max_tenant_slots", config.max_tenant_slots, 0, kMaxCount, errors);
+  CheckRange("max_calls", config.max_calls, 2, kMaxCount, errors);
+  CheckRange("max_queue_wait", config.max_queue_wait, absl::Milliseconds(1), kMaxDuration, errors);
+  CheckRange("max_connection_calls", config.max_connection_calls, 1, kMaxConnectionCalls, errors);
   CheckRange("max_session_ttl", config.max_session_ttl, kMinSessionTtl, kMaxDuration, errors);
   CheckRange("default_session_ttl", config.default_session_ttl, kMinSessionTtl,
              std::max(kMinSessionTtl, config.max_session_ttl), errors);
@@ -136,6 +160,8 @@ void Validate(const Config& config, Errors& errors) {
       !config.metrics.empty() && !parsed.ok()) {
     errors.push_back(absl::StrCat("--metrics is '", config.metrics, "'; ", parsed.status().message()));
   }
+  CheckAdmin(config, errors);
+  CheckRange("slow_call", config.slow_call, absl::ZeroDuration(), kMaxDuration, errors);
   CheckRange("drain_timeout", config.drain_timeout, absl::ZeroDuration(), kMaxDuration, errors);
 }
 
@@ -160,7 +186,7 @@ Invocation ParseCommandLine(absl::Span<const char* const> command_line) {
     return invocation;
   }
   if (arguments.version) {
-    invocation.output = absl::StrCat("gdpcached ", Version(), "\n");
+    invocation.output = VersionText();
     return invocation;
   }
   Errors errors = std::move(arguments.errors);
@@ -188,7 +214,5 @@ Invocation ParseCommandLine(absl::Span<const char* const> command_line) {
   invocation.config = std::move(config);
   return invocation;
 }
-
-absl::string_view Version() { return GDPCACHE_VERSION; }
 
 }  // namespace gdpcache::config

@@ -57,12 +57,19 @@ struct Config {
   std::int64_t shared_memory_bytes = 0;
   std::int64_t max_caches = 0;
   std::int64_t max_sessions = 0;
+  std::int64_t max_tenant_sessions = 0;  // 0: as many as the server has
+  std::int64_t max_tenant_slots = 0;     // 0: as many as there are
+  std::int64_t max_calls = 0;
+  absl::Duration max_queue_wait;
+  std::int64_t max_connection_calls = 0;
   absl::Duration default_session_ttl;
   absl::Duration max_session_ttl;
   SnapshotConfig snapshots;
   absl::Duration drain_timeout;
   observe::LogOptions log;
+  absl::Duration slow_call;                              // 0: none is
   std::string metrics;                                   // "host:port"; empty: none
+  std::string admin;                                     // the same
   std::vector<gdpcache::v1::CreateCacheRequest> caches;  // to be created at start; their content is not validated here
 };
 
@@ -77,9 +84,6 @@ struct Invocation {
 /// Reads the command line (`arguments` without the program's name) and the file that --config names. Changes the
 /// process's Abseil flags; not thread-safe.
 Invocation ParseCommandLine(absl::Span<const char* const> arguments);
-
-/// The release, e.g. "0.1.0".
-absl::string_view Version();
 
 }  // namespace gdpcache::config
 

@@ -84,6 +84,11 @@ const std::vector<FlagGroup>& FlagGroups() {
         {"shared_memory", "SIZE"},
         {"max_caches", "N"},
         {"max_sessions", "N"},
+        {"max_tenant_sessions", "N"},
+        {"max_tenant_slots", "N"},
+        {"max_calls", "N"},
+        {"max_queue_wait", "DURATION"},
+        {"max_connection_calls", "N"},
         {"default_session_ttl", "DURATION"},
         {"max_session_ttl", "DURATION"}}},
       {"Snapshots",
@@ -104,7 +109,9 @@ const std::vector<FlagGroup>& FlagGroups() {
        {{"drain_timeout", "DURATION"},
         {"log_level", "debug|info|warning|error"},
         {"log_format", "text|json"},
+        {"slow_call", "DURATION"},
         {"metrics", "HOST:PORT"},
+        {"admin", "HOST:PORT"},
         {"config", "FILE"}}},
   };
   return groups;
@@ -186,6 +193,17 @@ ABSL_FLAG(
     "a GPU.");
 ABSL_FLAG(std::int64_t, max_caches, 64, "Caches at a time.");
 ABSL_FLAG(std::int64_t, max_sessions, 10'000, "Sessions at a time.");
+ABSL_FLAG(std::int64_t, max_tenant_sessions, 0, "Sessions of one tenant at a time. 0: as many as there may be.");
+ABSL_FLAG(std::int64_t, max_tenant_slots, 0,
+          "Slots that one tenant's sessions may hold at a time, of all caches together. 0: as many as there are.");
+ABSL_FLAG(std::int64_t, max_calls, 4'096,
+          "Calls under way at a time: those being worked on, those that wait for their turn, and those that wait for "
+          "their client. One session may have half of them.");
+ABSL_FLAG(absl::Duration, max_queue_wait, absl::Seconds(10),
+          "How long a call may have to wait for its turn. One that would have to wait longer, at the speed of the last "
+          "second, is refused at once.");
+ABSL_FLAG(std::int64_t, max_connection_calls, 1'024,
+          "Calls at a time on one connection. A client's further ones wait on its own side.");
 ABSL_FLAG(absl::Duration, default_session_ttl, absl::Seconds(60),
           "How long a session lives without a call when its client does not say.");
 ABSL_FLAG(absl::Duration, max_session_ttl, absl::Hours(24), "The longest that a client may ask for.");
@@ -228,6 +246,12 @@ ABSL_FLAG(gdpcache::observe::LogLevel, log_level, gdpcache::observe::LogLevel::k
           "The least important messages to write to stderr.");
 ABSL_FLAG(gdpcache::observe::LogFormat, log_format, gdpcache::observe::LogFormat::kText,
           "Lines for people, or one JSON object a line.");
+ABSL_FLAG(absl::Duration, slow_call, absl::Seconds(10),
+          "A call that takes this long is logged as a warning that says where the time went. 0: none is.");
+ABSL_FLAG(
+    std::string, admin, "",
+    "A loopback address for people who look after the server: gRPC's channelz, health and reflection, to whoever is on "
+    "this host. Port 0 takes a free one. Empty: nowhere.");
 ABSL_FLAG(std::string, metrics, "",
           "Where GET /metrics answers Prometheus, over plain HTTP and to whoever asks. Port 0 takes a free one. Empty: "
           "nowhere.");

@@ -50,6 +50,11 @@ ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, max_message_size);
 ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, shared_memory);
 ABSL_DECLARE_FLAG(std::int64_t, max_caches);
 ABSL_DECLARE_FLAG(std::int64_t, max_sessions);
+ABSL_DECLARE_FLAG(std::int64_t, max_tenant_sessions);
+ABSL_DECLARE_FLAG(std::int64_t, max_tenant_slots);
+ABSL_DECLARE_FLAG(std::int64_t, max_calls);
+ABSL_DECLARE_FLAG(absl::Duration, max_queue_wait);
+ABSL_DECLARE_FLAG(std::int64_t, max_connection_calls);
 ABSL_DECLARE_FLAG(absl::Duration, default_session_ttl);
 ABSL_DECLARE_FLAG(absl::Duration, max_session_ttl);
 ABSL_DECLARE_FLAG(gdpcache::config::AutoByteSize, snapshot_device_memory);
@@ -68,7 +73,9 @@ ABSL_DECLARE_FLAG(absl::Duration, snapshot_flush_timeout);
 ABSL_DECLARE_FLAG(absl::Duration, drain_timeout);
 ABSL_DECLARE_FLAG(gdpcache::observe::LogLevel, log_level);
 ABSL_DECLARE_FLAG(gdpcache::observe::LogFormat, log_format);
+ABSL_DECLARE_FLAG(absl::Duration, slow_call);
 ABSL_DECLARE_FLAG(std::string, metrics);
+ABSL_DECLARE_FLAG(std::string, admin);
 ABSL_DECLARE_FLAG(std::string, config);
 
 namespace gdpcache::config {

@@ -95,7 +95,7 @@ absl::StatusOr<std::shared_ptr<StagingBuffer>> Engine::Stage(std::int64_t bytes)
 Engine::Load Engine::load() const {
   Load load;
   load.running = executor_->running();
-  load.waiting = std::max<std::int64_t>(0, calls_ - load.running);  // the two are read one after the other
+  load.waiting = std::max<std::int64_t>(0, admission_->calls() - load.running);  // the two are read one after the other
   return load;
 }
 

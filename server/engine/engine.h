@@ -1,7 +1,6 @@
 #ifndef GDPCACHE_SERVER_ENGINE_ENGINE_H_
 #define GDPCACHE_SERVER_ENGINE_ENGINE_H_
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "server/engine/admission.h"
 #include "server/engine/call.h"
 #include "server/engine/environment.h"
 #include "server/engine/executor.h"
@@ -89,6 +89,7 @@ class Engine {
   kernels::MemorySharing* memory_sharing() const { return environment_.backend.memory_sharing(); }
   const StagingPool& staging() const { return staging_; }
   const StagingPool& device_staging() const { return device_staging_; }
+  const Admission& admission() const { return *admission_; }
 
   /// The calls on slots that have started and are not over: what runs, and what waits for earlier calls, for its turn,
   /// or for its caller.
@@ -106,16 +107,17 @@ class Engine {
         staging_(backend, kernels::MemoryKind::kHost, options.staging_bytes),
         device_staging_(backend, kernels::MemoryKind::kDevice, options.staging_bytes),
         executor_(std::move(executor)),
+        admission_(std::make_unique<Admission>(options.admission, options.workers)),
         environment_{
-            backend,    options_,  staging_,        backend.device_info().unified_memory ? nullptr : &device_staging_,
-            *executor_, snapshots, on_device_lost_, calls_} {}
+            backend,    options_,    staging_,  backend.device_info().unified_memory ? nullptr : &device_staging_,
+            *executor_, *admission_, snapshots, on_device_lost_} {}
 
   const EngineOptions options_;
-  std::atomic<std::int64_t> calls_ = 0;
   const DeviceLostCallback on_device_lost_;
   StagingPool staging_;
   StagingPool device_staging_;
   std::unique_ptr<Executor> executor_;
+  const std::unique_ptr<Admission> admission_;
   const Environment environment_;
 };
 

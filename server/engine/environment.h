@@ -1,13 +1,13 @@
 #ifndef GDPCACHE_SERVER_ENGINE_ENVIRONMENT_H_
 #define GDPCACHE_SERVER_ENGINE_ENVIRONMENT_H_
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
 #include "server/cache/snapshots/snapshot_store.h"
+#include "server/engine/admission.h"
 #include "server/engine/executor.h"
 #include "server/engine/staging_pool.h"
 
@@ -18,6 +18,7 @@ struct EngineOptions {
   /// not the same.
   std::int64_t staging_bytes = std::int64_t{1} << 30;
   int workers = 4;
+  AdmissionLimits admission = {};
   /// A unary answer's tensors; larger ones must be streamed.
   std::int64_t max_unary_output_bytes = std::int64_t{64} << 20;
   /// Inputs and results of one segment of a streamed prefill, about; less when staging_bytes is small.
@@ -38,9 +39,9 @@ struct Environment {
   StagingPool& staging;
   StagingPool* device_staging;  // nullptr where the arithmetic reaches host memory
   Executor& executor;
+  Admission& admission;
   cache::SnapshotStore* snapshots;  // nullptr where none are kept
   const DeviceLostCallback& on_device_lost;
-  std::atomic<std::int64_t>& calls;  // that have started and are not over
 };
 
 }  // namespace gdpcache::engine

@@ -7,7 +7,6 @@ namespace gdpcache::engine {
 
 void OrderedCall::Start() {
   const std::shared_ptr<OrderedCall> self = shared_from_this();
-  ++environment_.calls;
   {
     const std::lock_guard lock(mutex_);
     state_ = State::kStarting;
@@ -21,6 +20,13 @@ void OrderedCall::Start() {
   });
   if (!session_call.ok()) return Conclude(session_call.status(), false);
   session_call_ = *std::move(session_call);
+  if (IsCancellable()) {
+    const absl::Status status = environment_.admission.Begin(owner(), absl::Now());
+    if (!status.ok()) return Conclude(status, false);
+  } else {
+    environment_.admission.BeginInAnyCase(owner());
+  }
+  admitted_ = true;
   Prepare();
   Lock lock(mutex_);
   state_ = State::kPreparing;
@@ -92,20 +98,22 @@ void OrderedCall::AdvanceLocked(Lock lock, bool may_run_here) {
   if (!ready_ || !HasStep()) return;
   busy_ = true;
   lock.unlock();
-  const Executor::Owner owner = context_.session->key();
   const Executor::Here here = may_run_here ? MayRunHere() : Executor::Here::kNever;
   MergeableTask* const mergeable = here == Executor::Here::kAlways ? nullptr : AsMergeable();
+  submitted_ = here == Executor::Here::kAlways ? 0 : StepWork();
+  if (submitted_ > 0) environment_.admission.StepSubmitted(owner(), submitted_, absl::Now());
   if (mergeable != nullptr) {
-    return environment_.executor.Submit(owner, std::shared_ptr<MergeableTask>(shared_from_this(), mergeable), here);
+    return environment_.executor.Submit(owner(), std::shared_ptr<MergeableTask>(shared_from_this(), mergeable), here);
   }
   environment_.executor.Submit(
-      owner, [self = shared_from_this()](kernels::Stream& stream) { self->StepDone(self->RunStep(stream)); }, here);
+      owner(), [self = shared_from_this()](kernels::Stream& stream) { self->StepDone(self->RunStep(stream)); }, here);
 }
 
 void OrderedCall::StepDone(const absl::StatusOr<bool>& complete) {
   if (absl::IsUnavailable(complete.status())) environment_.on_device_lost(complete.status());
   Lock lock(mutex_);
   busy_ = false;
+  if (submitted_ > 0) environment_.admission.StepDone(owner(), submitted_, absl::Now());
   if (complete.ok() && *complete) {
     state_ = State::kOver;
     lock.unlock();
@@ -133,7 +141,7 @@ void OrderedCall::Conclude(absl::Status status, bool arrived) {
   if (arrived && !status.ok()) Withdraw();
   claim_.Release();
   LetGo();
-  --environment_.calls;
+  if (admitted_) environment_.admission.End(owner());
   session_call_.End();
   Finish(std::move(status));
 }

@@ -69,12 +69,15 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
     return is_small && environment_.device_staging == nullptr ? Executor::Here::kAlways : Executor::Here::kNever;
   }
 
+  /// About how many milliseconds of the workers' time the next step takes, for Admission.
+  virtual double StepWork() const { return 1; }
+
   /// This call where its next step can be done together with those of others, else nullptr. Whoever does it tells the
   /// outcome by StepDone.
   virtual MergeableTask* AsMergeable() { return nullptr; }
   void StepDone(const absl::StatusOr<bool>& complete);
 
-  /// Whether Cancel and the deadline have an effect.
+  /// Whether Cancel and the deadline have an effect, and whether the call may be refused for those under way.
   virtual bool IsCancellable() const { return true; }
 
   /// Undoes Arrive after a failure of whatever kind; the claim is still held.
@@ -100,6 +103,7 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
  private:
   enum class State : std::uint8_t { kNew, kStarting, kPreparing, kArriving, kActive, kOver };
 
+  Executor::Owner owner() const { return context_.session->key(); }
   void TakePlaces(bool may_run_here);
   void Ready();
   void AdvanceLocked(Lock lock, bool may_run_here);
@@ -108,6 +112,7 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   const Environment& environment_;
   const CallContext context_;
   cache::Session::Call session_call_;
+  bool admitted_ = false;
   cache::SlotSequencer::Claim claim_;
 
   std::mutex mutex_;  // guards what follows
@@ -115,6 +120,7 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   bool prepared_ = false;
   bool ready_ = false;  // the claim is
   bool busy_ = false;
+  double submitted_ = 0;  // work of the step that the workers have
   bool committing_ = false;
   std::optional<absl::Status> failure_;
 };

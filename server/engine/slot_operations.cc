@@ -31,8 +31,15 @@ class AcquireSlotsCall final : public OneStepCall {
 
  private:
   absl::StatusOr<Places> Arrive() override {
-    absl::StatusOr<std::vector<std::int64_t>> slots = cache().slots().Acquire(context().session->key(), count_);
-    if (!slots.ok()) return slots.status();
+    // A count that is none is for the slot table to refuse.
+    cache::Session& session = *context().session;
+    const std::int64_t counted = std::max<std::int64_t>(count_, 0);
+    if (absl::Status status = session.TakeSlots(counted); !status.ok()) return status;
+    absl::StatusOr<std::vector<std::int64_t>> slots = cache().slots().Acquire(session.key(), count_);
+    if (!slots.ok()) {
+      session.GiveBackSlots(counted);
+      return slots.status();
+    }
     slots_ = *std::move(slots);
     return Places{AllLayers(cache().geometry()), slots_};
   }
@@ -50,6 +57,7 @@ class AcquireSlotsCall final : public OneStepCall {
     const std::lock_guard arrival(cache().arrivals());
     if (cache().slots().BeginRelease(context().session->key(), slots_, "slots").ok()) {
       cache().slots().FinishRelease(slots_);
+      context().session->GiveBackSlots(static_cast<std::int64_t>(slots_.size()));
     }
   }
 
@@ -76,6 +84,7 @@ class ReleaseSlotsCall final : public OneStepCall {
     if (absl::Status status = cache().slots().BeginRelease(context().session->key(), slots_, "slots"); !status.ok()) {
       return status;
     }
+    context().session->GiveBackSlots(static_cast<std::int64_t>(slots_.size()));
     return Places{AllLayers(cache().geometry()), slots_};
   }
   Executor::Here MayRunHere() const override { return Executor::Here::kAlways; }

@@ -55,6 +55,10 @@ absl::StatusOr<std::shared_ptr<StreamedPrefill>> StreamedPrefill::Create(const E
   absl::StatusOr<PrefillPlan> planned = PlanPrefill(request, context.session->cache()->geometry());
   if (!planned.ok()) return planned.status();
   const PrefillPlan& plan = *planned;
+  // Before memory is taken for it.
+  if (absl::Status status = environment.admission.Check(context.session->key(), absl::Now()); !status.ok()) {
+    return status;
+  }
   const std::int64_t state = StateBytes(plan, kernels::DataType::kFloat32);
   const std::int64_t scratch = ScratchRows(plan) * state;
   const std::int64_t target = environment.options.segment_bytes;

@@ -89,6 +89,10 @@ absl::StatusOr<std::shared_ptr<UnaryPrefill>> UnaryPrefill::Create(const Environ
                                                      " of final_state; a unary answer may have ", limit,
                                                      ": call PrefillStream or put them into shared memory"));
   }
+  // Before memory is taken for it.
+  if (absl::Status status = environment.admission.Check(context.session->key(), absl::Now()); !status.ok()) {
+    return status;
+  }
   const std::int64_t scratch =
       StagingPool::BlockSize(plan->natural_decay ? plan->g_bytes : 0) + StagingPool::BlockSize(plan->auxiliary_bytes);
   absl::StatusOr<std::shared_ptr<StagingAccount>> staging =

@@ -52,6 +52,8 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
  private:
   friend class PrefillBatch;
 
+  static constexpr double kLaunchWork = 0.05;  // of any call
+
   UnaryPrefill(const Environment& environment, CallContext context, const PrefillRequest& request, PrefillPlan plan,
                std::shared_ptr<StagingAccount> staging, std::shared_ptr<StagingAccount> device_staging,
                PrefillDone done);
@@ -60,6 +62,7 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
   Executor::Here MayRunHere() const override;
   /// Whether the GPU has to wait for the client's before it can start.
   bool WaitsForClient() const;
+  double StepWork() const override { return share_ + kLaunchWork; }
   absl::Status Execute(kernels::Stream& stream) override;
   /// Puts the call's decays, which are natural logarithms, into `converted`, in host memory, and `memory` onto that.
   absl::Status ConvertDecay(SegmentMemory& memory, float* converted, kernels::Stream& stream) const;

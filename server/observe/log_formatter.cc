@@ -18,14 +18,46 @@ std::string Escape(absl::string_view text) {
   return quoted.substr(1, quoted.size() - 2);
 }
 
+using Fields = nlohmann::ordered_json;
+
+std::string Dump(const Fields& value) { return value.dump(-1, ' ', false, Fields::error_handler_t::replace); }
+
+// name=value, in quotes unless it is a plain word.
+void AppendAsText(const Fields& fields, std::string& line) {
+  for (const auto& [name, value] : fields.items()) {
+    const auto is_plain = [](const std::string& text) {
+      return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+        return c > 0x20 && c < 0x7F && c != '"' && c != '\\' && c != '=';
+      });
+    };
+    const bool plain = value.is_string() && is_plain(value.get_ref<const std::string&>());
+    absl::StrAppend(&line, " ", name, "=", plain ? value.get_ref<const std::string&>() : Dump(value));
+  }
+}
+
+// , "name": value
+void AppendAsJson(const Fields& fields, std::string& line) {
+  for (const auto& [name, value] : fields.items()) {
+    absl::StrAppend(&line, ", ", Dump(name), ": ", Dump(value));
+  }
+}
+
 }  // namespace
+
+const char* const LogFormatter::kWithFields = "with fields";
 
 void LogFormatter::format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& line) {
   const std::string time =
       absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", absl::FromChrono(message.time), absl::UTCTimeZone());
   const spdlog::string_view_t level_name = spdlog::level::to_string_view(message.level);
   const absl::string_view level(level_name.data(), level_name.size());
-  const absl::string_view payload(message.payload.data(), message.payload.size());
+  absl::string_view payload(message.payload.data(), message.payload.size());
+  Fields fields = Fields::object();
+  if (message.source.filename == kWithFields) {
+    const auto size = static_cast<std::size_t>(message.source.line - 1);
+    fields = Fields::parse(payload.substr(size), nullptr, /*allow_exceptions=*/false);
+    payload = payload.substr(0, size);
+  }
   std::string text;
   switch (format_) {
     case LogFormat::kText: {
@@ -33,12 +65,16 @@ void LogFormatter::format(const spdlog::details::log_msg& message, spdlog::memor
       const std::string escaped = Escape(payload);
       const bool is_plain =
           std::all_of(payload.begin(), payload.end(), [](unsigned char c) { return c >= 0x20 && c < 0x7F; });
-      text = absl::StrCat(time, " ", level, " ", is_plain ? payload : absl::string_view(escaped), "\n");
+      text = absl::StrCat(time, " ", level, " ", is_plain ? payload : absl::string_view(escaped));
+      AppendAsText(fields, text);
+      text += '\n';
       break;
     }
     case LogFormat::kJson:
-      text = absl::StrCat(R"({"time": ")", time, R"(", "level": ")", level, R"(", "message": ")", Escape(payload),
-                          "\"}\n");
+      text =
+          absl::StrCat(R"({"time": ")", time, R"(", "level": ")", level, R"(", "message": ")", Escape(payload), "\"");
+      AppendAsJson(fields, text);
+      text += "}\n";
       break;
   }
   line.append(text.data(), text.data() + text.size());

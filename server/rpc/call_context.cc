@@ -1,12 +1,7 @@
 #include "server/rpc/call_context.h"
 
-#include <spdlog/spdlog.h>
-
-#include <string>
-
 #include "absl/time/time.h"
 #include "server/rpc/snapshot_codec.h"
-#include "server/rpc/status.h"
 
 namespace gdpcache::rpc {
 
@@ -27,16 +22,5 @@ absl::StatusOr<cache::SnapshotSpace> FindSpace(const DataPlane& plane, const grp
 }
 
 absl::Status ClientGone() { return absl::CancelledError("the client cancelled the call or its deadline passed"); }
-
-grpc::Status Failed(absl::string_view rpc, const engine::CallContext& caller, absl::string_view request_id,
-                    const absl::Status& status) {
-  if (spdlog::should_log(spdlog::level::info)) {
-    const bool known = caller.session != nullptr;
-    spdlog::info("{} failed: cache '{}', client '{}', request '{}': {}", std::string(rpc),
-                 known ? caller.session->cache()->spec().name : "", known ? caller.session->client_name() : "",
-                 std::string(request_id), status.ToString(absl::StatusToStringMode::kWithNoExtraData));
-  }
-  return ToGrpcStatus(status);
-}
 
 }  // namespace gdpcache::rpc

@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "server/cache/snapshots/snapshot.h"
 #include "server/engine/call.h"
 #include "server/rpc/data_plane.h"
@@ -25,11 +24,6 @@ absl::StatusOr<cache::SnapshotSpace> FindSpace(const DataPlane& plane, const grp
 
 /// What a call that its client gave up, or whose deadline has passed, ends with.
 absl::Status ClientGone();
-
-/// Logs a failed call, and returns its status as the client gets it. `caller` may be empty; ids of sessions are never
-/// logged.
-grpc::Status Failed(absl::string_view rpc, const engine::CallContext& caller, absl::string_view request_id,
-                    const absl::Status& status);
 
 }  // namespace gdpcache::rpc
 

@@ -17,127 +17,139 @@ CallOrigin OriginOf(const Identity& caller, const grpc::CallbackServerContext& c
   return {caller.tenant, absl::FromChrono(context.deadline())};
 }
 
-grpc::ServerUnaryReactor* Answered(const absl::Status& status) {
-  auto* call = new UnaryCall;
-  call->Answer(status);
-  return call;
-}
-
 CallDone AnswerOf(UnaryCall& call) {
   return [&call](const absl::Status& status) { call.Answer(status); };
 }
 
-/// What `handle` makes of the call, given who calls.
-template <typename Handle>
-grpc::ServerUnaryReactor* ForCaller(const ControlPlane& plane, const grpc::CallbackServerContext& context,
+/// A call in which the caller plays no part.
+UnaryCall* NewCall(const ControlPlane& plane, absl::string_view method, grpc::CallbackServerContext& context,
+                   absl::string_view cache = "") {
+  auto* call = new UnaryCall(plane.log, method, context);
+  call->rpc().SetCache(cache);
+  return call;
+}
+
+/// Has `handle` run or answer the call, given who calls.
+template <typename Request, typename Handle>
+grpc::ServerUnaryReactor* ForCaller(const ControlPlane& plane, absl::string_view method,
+                                    grpc::CallbackServerContext& context, const Request& request,
                                     const Handle& handle) {
+  auto* call = new UnaryCall(plane.log, method, context);
   const absl::StatusOr<const Identity*> caller = plane.access.CallerOf(context);
-  if (!caller.ok()) return Answered(caller.status());
-  return handle(**caller);
+  if (!caller.ok()) {
+    call->Answer(caller.status());
+    return call;
+  }
+  if constexpr (requires { request.session(); }) {
+    const auto session = plane.catalog.FindSession(request.session(), (*caller)->tenant);
+    if (session.ok()) call->rpc().SetSession(**session);
+  } else {
+    call->rpc().SetCache(request.cache());
+  }
+  handle(**caller, *call);
+  return call;
 }
 
 }  // namespace
 
-grpc::ServerUnaryReactor* HandleGetServerInfo(const ControlPlane& plane, grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* HandleGetServerInfo(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                               const v1::GetServerInfoRequest* /*request*/,
                                               v1::GetServerInfoResponse* response) {
+  auto* call = NewCall(plane, "GetServerInfo", *context);
   plane.info.Fill(*response);
-  return Answered(absl::OkStatus());
+  call->Answer(absl::OkStatus());
+  return call;
 }
 
-grpc::ServerUnaryReactor* HandleGetServerStats(const ControlPlane& plane, grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* HandleGetServerStats(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                                const v1::GetServerStatsRequest* /*request*/,
                                                v1::GetServerStatsResponse* response) {
+  auto* call = NewCall(plane, "GetServerStats", *context);
   plane.stats.Fill(*response);
-  return Answered(absl::OkStatus());
+  call->Answer(absl::OkStatus());
+  return call;
 }
 
-grpc::ServerUnaryReactor* HandleCreateCache(const ControlPlane& plane, grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* HandleCreateCache(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                             const v1::CreateCacheRequest* request, v1::CreateCacheResponse* response) {
-  return Answered(CreateCache(plane.catalog, *request, *response));
+  auto* call = NewCall(plane, "CreateCache", *context, request->name());
+  call->Answer(CreateCache(plane.catalog, *request, *response));
+  return call;
 }
 
-grpc::ServerUnaryReactor* HandleDeleteCache(const ControlPlane& plane, grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* HandleDeleteCache(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                             const v1::DeleteCacheRequest* request,
                                             v1::DeleteCacheResponse* /*response*/) {
-  auto* call = new UnaryCall;
+  auto* call = NewCall(plane, "DeleteCache", *context, request->name());
   DeleteCache(plane.catalog, *request, AnswerOf(*call));
   return call;
 }
 
-grpc::ServerUnaryReactor* HandleListCaches(const ControlPlane& plane, grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* HandleListCaches(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                            const v1::ListCachesRequest* /*request*/, v1::ListCachesResponse* response) {
+  auto* call = NewCall(plane, "ListCaches", *context);
   ListCaches(plane.catalog, *response);
-  return Answered(absl::OkStatus());
+  call->Answer(absl::OkStatus());
+  return call;
 }
 
 grpc::ServerUnaryReactor* HandleOpenSession(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                             const v1::OpenSessionRequest* request, v1::OpenSessionResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    return Answered(OpenSession(plane.catalog, plane.expiry, caller.tenant, *request, *response));
+  return ForCaller(plane, "OpenSession", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Answer(OpenSession(plane.catalog, plane.expiry, caller.tenant, *request, *response));
   });
 }
 
 grpc::ServerUnaryReactor* HandleKeepAlive(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                           const v1::KeepAliveRequest* request, v1::KeepAliveResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    return Answered(KeepAlive(plane.catalog, caller.tenant, *request, *response));
+  return ForCaller(plane, "KeepAlive", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Answer(KeepAlive(plane.catalog, caller.tenant, *request, *response));
   });
 }
 
 grpc::ServerUnaryReactor* HandleCloseSession(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                              const v1::CloseSessionRequest* request,
                                              v1::CloseSessionResponse* /*response*/) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    auto* call = new UnaryCall;
-    CloseSession(plane.catalog, caller.tenant, *request, AnswerOf(*call));
-    return call;
+  return ForCaller(plane, "CloseSession", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    CloseSession(plane.catalog, caller.tenant, *request, AnswerOf(call));
   });
 }
 
 grpc::ServerUnaryReactor* HandleAcquireSlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                              const v1::AcquireSlotsRequest* request,
                                              v1::AcquireSlotsResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    auto* call = new UnaryCall;
-    call->Run(
-        AcquireSlots(plane.catalog, plane.engine, OriginOf(caller, *context), *request, *response, AnswerOf(*call)));
-    return call;
+  return ForCaller(plane, "AcquireSlots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Run(
+        AcquireSlots(plane.catalog, plane.engine, OriginOf(caller, *context), *request, *response, AnswerOf(call)));
   });
 }
 
 grpc::ServerUnaryReactor* HandleReleaseSlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                              const v1::ReleaseSlotsRequest* request,
                                              v1::ReleaseSlotsResponse* /*response*/) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    auto* call = new UnaryCall;
-    call->Run(ReleaseSlots(plane.catalog, plane.engine, OriginOf(caller, *context), *request, AnswerOf(*call)));
-    return call;
+  return ForCaller(plane, "ReleaseSlots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Run(ReleaseSlots(plane.catalog, plane.engine, OriginOf(caller, *context), *request, AnswerOf(call)));
   });
 }
 
 grpc::ServerUnaryReactor* HandleResetSlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                            const v1::ResetSlotsRequest* request, v1::ResetSlotsResponse* /*response*/) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    auto* call = new UnaryCall;
-    call->Run(ResetSlots(plane.catalog, plane.engine, OriginOf(caller, *context), *request, AnswerOf(*call)));
-    return call;
+  return ForCaller(plane, "ResetSlots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Run(ResetSlots(plane.catalog, plane.engine, OriginOf(caller, *context), *request, AnswerOf(call)));
   });
 }
 
 grpc::ServerUnaryReactor* HandleCopySlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                           const v1::CopySlotsRequest* request, v1::CopySlotsResponse* /*response*/) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    auto* call = new UnaryCall;
-    call->Run(CopySlots(plane.catalog, plane.engine, OriginOf(caller, *context), *request, AnswerOf(*call)));
-    return call;
+  return ForCaller(plane, "CopySlots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Run(CopySlots(plane.catalog, plane.engine, OriginOf(caller, *context), *request, AnswerOf(call)));
   });
 }
 
 grpc::ServerUnaryReactor* HandleListSlots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                           const v1::ListSlotsRequest* request, v1::ListSlotsResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    return Answered(
+  return ForCaller(plane, "ListSlots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Answer(
         ListSlots(plane.catalog, plane.clock, caller.tenant, caller.May(Permission::kAdmin), *request, *response));
   });
 }
@@ -145,79 +157,70 @@ grpc::ServerUnaryReactor* HandleListSlots(const ControlPlane& plane, grpc::Callb
 grpc::ServerUnaryReactor* HandleSaveSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                               const v1::SaveSnapshotsRequest* request,
                                               v1::SaveSnapshotsResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    auto* call = new UnaryCall;
-    call->Run(SaveSnapshots(plane.snapshots, OriginOf(caller, *context), *request, *response, AnswerOf(*call)));
-    return call;
+  return ForCaller(plane, "SaveSnapshots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Run(SaveSnapshots(plane.snapshots, OriginOf(caller, *context), *request, *response, AnswerOf(call)));
   });
 }
 
 grpc::ServerUnaryReactor* HandleLookupPrefix(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                              const v1::LookupPrefixRequest* request,
                                              v1::LookupPrefixResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    return Answered(LookupPrefix(plane.snapshots, caller.tenant, *request, *response));
+  return ForCaller(plane, "LookupPrefix", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Answer(LookupPrefix(plane.snapshots, caller.tenant, *request, *response));
   });
 }
 
 grpc::ServerUnaryReactor* HandleRestoreSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                                  const v1::RestoreSnapshotsRequest* request,
                                                  v1::RestoreSnapshotsResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    auto* call = new UnaryCall;
-    call->Run(RestoreSnapshots(plane.snapshots, OriginOf(caller, *context), *request, *response, AnswerOf(*call)));
-    return call;
+  return ForCaller(plane, "RestoreSnapshots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Run(RestoreSnapshots(plane.snapshots, OriginOf(caller, *context), *request, *response, AnswerOf(call)));
   });
 }
 
 grpc::ServerUnaryReactor* HandlePinSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                              const v1::PinSnapshotsRequest* request,
                                              v1::PinSnapshotsResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    return Answered(PinSnapshots(plane.snapshots, caller.tenant, *request, *response));
+  return ForCaller(plane, "PinSnapshots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Answer(PinSnapshots(plane.snapshots, caller.tenant, *request, *response));
   });
 }
 
 grpc::ServerUnaryReactor* HandleUnpinSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                                const v1::UnpinSnapshotsRequest* request,
                                                v1::UnpinSnapshotsResponse* /*response*/) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    return Answered(UnpinSnapshots(plane.snapshots, caller.tenant, *request));
+  return ForCaller(plane, "UnpinSnapshots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Answer(UnpinSnapshots(plane.snapshots, caller.tenant, *request));
   });
 }
 
 grpc::ServerUnaryReactor* HandleDeleteSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                                 const v1::DeleteSnapshotsRequest* request,
                                                 v1::DeleteSnapshotsResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    auto* call = new UnaryCall;
+  return ForCaller(plane, "DeleteSnapshots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
     const absl::Status status = DeleteSnapshots(plane.snapshots, caller.tenant, *request, *response);
-    if (status.ok()) {
-      plane.snapshots.store.AfterDeletions(AnswerOf(*call));
-    } else {
-      call->Answer(status);
-    }
-    return call;
+    if (!status.ok()) return call.Answer(status);
+    plane.snapshots.store.AfterDeletions(AnswerOf(call));
   });
 }
 
 grpc::ServerUnaryReactor* HandleListSnapshots(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                               const v1::ListSnapshotsRequest* request,
                                               v1::ListSnapshotsResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
-    return Answered(ListSnapshots(plane.snapshots, caller.tenant, *request, *response));
+  return ForCaller(plane, "ListSnapshots", *context, *request, [&](const Identity& caller, UnaryCall& call) {
+    call.Answer(ListSnapshots(plane.snapshots, caller.tenant, *request, *response));
   });
 }
 
 grpc::ServerUnaryReactor* HandleQueryWriteStatus(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                                  const v1::QueryWriteStatusRequest* request,
                                                  v1::QueryWriteStatusResponse* response) {
-  return ForCaller(plane, *context, [&](const Identity& caller) {
+  return ForCaller(plane, "QueryWriteStatus", *context, *request, [&](const Identity& caller, UnaryCall& call) {
     const absl::StatusOr<cache::SnapshotSpace> space = SpaceOf(plane.catalog, request->cache(), caller.tenant);
-    if (!space.ok()) return Answered(space.status());
+    if (!space.ok()) return call.Answer(space.status());
     const absl::StatusOr<v1::QueryWriteStatusResponse> status = plane.uploads.Query(*space, request->upload());
     if (status.ok()) *response = *status;
-    return Answered(status.status());
+    call.Answer(status.status());
   });
 }
 

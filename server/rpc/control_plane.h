@@ -12,6 +12,7 @@
 #include "server/cache/clock.h"
 #include "server/engine/engine.h"
 #include "server/rpc/access/access_control.h"
+#include "server/rpc/call_log.h"
 #include "server/rpc/control/server_info.h"
 #include "server/rpc/control/server_stats.h"
 #include "server/rpc/control/snapshots.h"
@@ -33,6 +34,7 @@ struct ControlPlane {
   SnapshotPlane snapshots;
   SnapshotUploads& uploads;
   const AccessControl& access;
+  CallLog& log;
 };
 
 grpc::ServerUnaryReactor* HandleGetServerInfo(const ControlPlane& plane, grpc::CallbackServerContext* context,

@@ -9,6 +9,7 @@
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
 #include "server/rpc/access/access_control.h"
+#include "server/rpc/call_log.h"
 #include "server/rpc/detached_calls.h"
 #include "server/rpc/metrics/prefill_metrics.h"
 #include "server/rpc/snapshot_uploads.h"
@@ -27,6 +28,7 @@ struct DataPlane {
   SnapshotUploads& uploads;
   DetachedCalls& detached;
   const AccessControl& access;
+  CallLog& log;
   PrefillMetrics& metrics;
 };
 

@@ -1,5 +1,3 @@
-#include <spdlog/spdlog.h>
-
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,7 +26,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
                                    private engine::StreamPeer {
  public:
   PrefillStreamReactor(const DataPlane& plane, grpc::CallbackServerContext& context)
-      : plane_(plane), context_(context), in_session_(context) {
+      : plane_(plane), context_(context), in_session_(context), rpc_(plane.log, "PrefillStream", context) {
     const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
     StartRead(&frame_);
   }
@@ -44,7 +42,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
     if (!ok) return EndOfInput(call.get());
     const absl::Status status = call == nullptr ? TakeHeader(call) : TakeData(*call);
     if (!status.ok()) {
-      if (call == nullptr) return FinishWithoutCall(status, caller_, request_.request_id());
+      if (call == nullptr) return FinishWithoutCall(status);
       return call->Cancel(status);  // no effect if the call ended with it
     }
     if (call->WantsInput()) ReadNext();
@@ -79,7 +77,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
     if (call != nullptr) {
       call->Cancel(ClientGone());
     } else {
-      FinishWithoutCall(ClientGone(), {}, "");  // the reading thread may be at the header
+      FinishWithoutCall(ClientGone());  // the reading thread may be at the header
     }
   }
 
@@ -95,9 +93,17 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
       return absl::InvalidArgumentError("the first frame holds no request");
     }
     frame_.Clear();
+    {
+      const std::lock_guard lock(mutex_);
+      rpc_.SetRequestId(request_.request_id());
+    }
     absl::StatusOr<engine::CallContext> caller = FindCaller(plane_, context_, request_.session());
     if (!caller.ok()) return caller.status();
     caller_ = *std::move(caller);
+    {
+      const std::lock_guard lock(mutex_);
+      rpc_.SetSession(*caller_.session);
+    }
     if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return status;
     const auto decoded = DecodePrefill(request_, engine::TensorTransport::kStream);
     if (!decoded.ok()) return decoded.status();
@@ -129,8 +135,9 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
   }
 
   void EndOfInput(engine::StreamedPrefill* call) {
-    if (call == nullptr)
-      return FinishWithoutCall(absl::InvalidArgumentError("the stream ended before its first frame"), {}, "");
+    if (call == nullptr) {
+      return FinishWithoutCall(absl::InvalidArgumentError("the stream ended before its first frame"));
+    }
     if (context_.IsCancelled()) return call->Cancel(ClientGone());
     call->EndOfInput();
   }
@@ -150,22 +157,20 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
 
   void Done(absl::StatusOr<engine::PrefillResult> result) {
     if (!result.ok()) {
-      const grpc::Status status = Failed("PrefillStream", caller_, request_.request_id(), result.status());
       const std::lock_guard lock(mutex_);
       finished_ = true;
       queue_.Clear();
       // A client that does not read would keep the frame in flight, and the status behind it, for ever.
       if (queue_.InFlight()) in_session_.AnswerWaits();
-      return Finish(status);
+      return Finish(rpc_.End(result.status()));
     }
-    spdlog::debug("PrefillStream '{}': {} us in all, {} queued, {} computing", request_.request_id(),
-                  result->timing.total_us, result->timing.queue_us, result->timing.compute_us);
     const std::lock_guard lock(mutex_);
     plane_.metrics.Observe(call_->plan(), result->timing);
     v1::PrefillFrame last;
     DescribeResults(request_, call_->plan(), *last.mutable_response());
     EncodeResult(*result, *last.mutable_response());
     queue_.Push(last);
+    timing_ = result->timing;
     complete_ = true;
     in_session_.AnswerWaits();
     WriteNextLocked();  // under the same lock: once the last frame has left, this may go at any moment
@@ -178,15 +183,15 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
       StartWrite(frame);
     } else if (complete_ && queue_.IsEmpty()) {
       finished_ = true;
-      Finish(grpc::Status::OK);
+      Finish(rpc_.End(timing_));
     }
   }
 
-  void FinishWithoutCall(const absl::Status& status, const engine::CallContext& caller, absl::string_view request_id) {
+  void FinishWithoutCall(const absl::Status& status) {
     const std::lock_guard lock(mutex_);
     if (finished_) return;
     finished_ = true;
-    Finish(Failed("PrefillStream", caller, request_id, status));
+    Finish(rpc_.End(status));
   }
 
   const DataPlane& plane_;
@@ -199,9 +204,11 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
   RpcInSession in_session_;
 
   std::mutex mutex_;  // guards what follows
+  LoggedRpc rpc_;
   std::shared_ptr<engine::StreamedPrefill> call_;
   FrameQueue queue_;
-  bool complete_ = false;  // the last frame is in the queue
+  engine::PrefillTiming timing_;  // once it is complete
+  bool complete_ = false;         // the last frame is in the queue
   bool cancelled_ = false;
   bool finished_ = false;
 };

@@ -1,5 +1,3 @@
-#include <spdlog/spdlog.h>
-
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,15 +15,22 @@ namespace {
 
 class PrefillReactor final : public UnaryReactor {
  public:
-  PrefillReactor(grpc::CallbackServerContext& context, const v1::PrefillRequest& request, v1::PrefillResponse& response,
-                 PrefillMetrics& metrics)
-      : request_(request), response_(response), metrics_(metrics), in_session_(context) {}
+  PrefillReactor(const DataPlane& plane, grpc::CallbackServerContext& context, const v1::PrefillRequest& request,
+                 v1::PrefillResponse& response)
+      : request_(request),
+        response_(response),
+        metrics_(plane.metrics),
+        rpc_(plane.log, "Prefill", context),
+        in_session_(context) {
+    rpc_.SetRequestId(request.request_id());
+  }
 
   /// Ends with Finish, maybe on another thread and before it returns.
   void Begin(const DataPlane& plane, const grpc::CallbackServerContext& context) {
     absl::StatusOr<engine::CallContext> caller = FindCaller(plane, context, request_.session());
     if (!caller.ok()) return Fail(caller.status());
     caller_ = *std::move(caller);
+    rpc_.SetSession(*caller_.session);
     if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return Fail(status);
     auto decoded = DecodePrefill(request_, engine::TensorTransport::kInline);
     if (!decoded.ok()) return Fail(decoded.status());
@@ -79,25 +84,24 @@ class PrefillReactor final : public UnaryReactor {
   void Done(absl::StatusOr<engine::PrefillResult> result) {
     if (!result.ok()) return Fail(result.status());
     EncodeResult(*result, response_);
-    spdlog::debug("Prefill '{}': {} us in all, {} queued, {} computing", request_.request_id(), result->timing.total_us,
-                  result->timing.queue_us, result->timing.compute_us);
     {
       const std::lock_guard lock(mutex());
       metrics_.Observe(call_->plan(), result->timing);
     }
     in_session_.AnswerWaits();
-    Answer(grpc::Status::OK);
+    Answer(rpc_.End(result->timing));
   }
 
   void Fail(const absl::Status& status) {
     response_.Clear();
-    Answer(Failed("Prefill", caller_, request_.request_id(), status));
+    Answer(rpc_.End(status));
   }
 
   const v1::PrefillRequest& request_;
   v1::PrefillResponse& response_;
   PrefillMetrics& metrics_;
   engine::CallContext caller_;
+  LoggedRpc rpc_;
   RpcInSession in_session_;
 
   // The mutex guards what follows.
@@ -109,7 +113,7 @@ class PrefillReactor final : public UnaryReactor {
 
 grpc::ServerUnaryReactor* HandlePrefill(const DataPlane& plane, grpc::CallbackServerContext* context,
                                         const v1::PrefillRequest* request, v1::PrefillResponse* response) {
-  auto* const reactor = new PrefillReactor(*context, *request, *response, plane.metrics);
+  auto* const reactor = new PrefillReactor(plane, *context, *request, *response);
   reactor->Begin(plane, *context);
   return reactor;
 }

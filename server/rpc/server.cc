@@ -1,6 +1,7 @@
 #include "server/rpc/server.h"
 
 #include <grpc/grpc.h>
+#include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server_builder.h>
@@ -33,6 +34,8 @@ constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kMinClientPingIntervalMs = 10'000;
 
+constexpr int kMaxAdminCalls = 16;  // on one connection
+
 v1::ServerLimits Limits(const ServerOptions& options, const engine::Engine& engine) {
   v1::ServerLimits limits;
   limits.set_max_message_bytes(options.max_message_bytes);
@@ -44,6 +47,12 @@ v1::ServerLimits Limits(const ServerOptions& options, const engine::Engine& engi
   limits.set_max_session_ttl_ms(absl::ToInt64Milliseconds(options.limits.max_session_ttl));
   limits.set_shared_memory_bytes(options.shared_memory_bytes);
   limits.set_max_regions(MemoryPlane::kMaxRegions);
+  const engine::AdmissionLimits& admission = engine.options().admission;
+  limits.set_max_calls(admission.max_calls);
+  limits.set_max_queue_wait_ms(absl::ToInt64Milliseconds(admission.max_wait));
+  limits.set_max_connection_calls(options.max_connection_calls);
+  limits.set_max_tenant_sessions(options.limits.max_tenant_sessions);
+  limits.set_max_tenant_slots(options.limits.max_tenant_slots);
   return limits;
 }
 
@@ -125,6 +134,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   // The constructor is private to make_unique.
   std::unique_ptr<Server> server(new Server(options, std::move(device), catalog, engine, snapshots, clock, metrics));
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
+  if (!options.admin.empty()) {
+    if (absl::Status status = server->ListenForAdmin(options.admin); !status.ok()) return status;
+  }
   return server;
 }
 
@@ -134,10 +146,12 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
     : catalog_(catalog),
       metrics_(metrics),
       access_(options.access),
-      info_(catalog, engine, snapshots, clock, options.version, std::move(device), Limits(options, engine)),
+      log_(options.slow_call),
+      info_(catalog, engine, snapshots, clock, options.version, options.build, std::move(device),
+            Limits(options, engine)),
       stats_(catalog, engine, snapshots, metrics),
       expiry_(clock, [&catalog] { return catalog.ExpireSessions(); }),
-      memory_(catalog, clock, *access_, engine.memory_sharing(), options.shared_memory_bytes),
+      memory_(catalog, clock, *access_, log_, engine.memory_sharing(), options.shared_memory_bytes),
       detached_(clock, options.transfer_timeout, [this](absl::Time time) { transfer_expiry_.Expect(time); }),
       uploads_(
           clock, options.transfer_timeout, engine.staging().budget() / SnapshotUploads::kStagingShare,
@@ -152,8 +166,9 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
                 stats_,
                 {catalog, snapshots, engine, clock, options.max_pin_ttl},
                 uploads_,
-                *access_},
-               {catalog, clock, engine, snapshots, uploads_, detached_, *access_, metrics.prefills}, memory_) {}
+                *access_,
+                log_},
+               {catalog, clock, engine, snapshots, uploads_, detached_, *access_, log_, metrics.prefills}, memory_) {}
 
 Server::~Server() = default;
 
@@ -180,7 +195,8 @@ absl::Status Server::Listen(const ServerOptions& options) {
   interceptors.push_back(metrics_.rpcs.MakeInterceptorFactory());
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
-  builder.SetMaxSendMessageSize(-1);                                         // the engine bounds what it answers
+  builder.SetMaxSendMessageSize(-1);  // the engine bounds what it answers
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(options.max_connection_calls));
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);                   // two servers on one port are a mistake
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);  // notices hosts that died
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
@@ -210,6 +226,20 @@ absl::Status Server::Listen(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status Server::ListenForAdmin(const std::string& address) {
+  // From now on every server of the process that is built gets channelz: the one above has been.
+  grpc::channelz::experimental::InitChannelzService();
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxAdminCalls);
+  admin_ = builder.BuildAndStart();
+  if (admin_ == nullptr) return CannotListen({address});
+  admin_address_ = absl::StrCat(HostOf(address), ":", port);
+  return absl::OkStatus();
+}
+
 absl::Status Server::Shutdown(absl::Duration drain_timeout) {
   server_->GetHealthCheckService()->SetServingStatus(false);
   const auto drained = std::make_shared<Event>(2);
@@ -223,8 +253,13 @@ absl::Status Server::Shutdown(absl::Duration drain_timeout) {
                                                       " do not end although cancelled"));
     }
   }
-  server_->Shutdown(absl::ToChronoTime(absl::Now() + kFarewell));
+  const absl::Time farewell = absl::Now() + kFarewell;
+  server_->Shutdown(absl::ToChronoTime(farewell));
   server_->Wait();
+  if (admin_ != nullptr) {
+    admin_->Shutdown(absl::ToChronoTime(farewell));
+    admin_->Wait();
+  }
   return absl::OkStatus();
 }
 

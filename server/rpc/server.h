@@ -17,6 +17,7 @@
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
 #include "server/rpc/access/access_control.h"
+#include "server/rpc/call_log.h"
 #include "server/rpc/control/server_info.h"
 #include "server/rpc/control/server_stats.h"
 #include "server/rpc/deadline_thread.h"
@@ -31,12 +32,16 @@ namespace gdpcache::rpc {
 
 struct ServerOptions {
   std::string version;
+  v1::BuildInfo build;
   std::vector<std::string> listen;  // "host:port"; port 0 takes a free one
   std::string unix_path;            // empty: none
+  std::string admin;                // "host:port" of channelz, health and reflection; empty: none
   std::int64_t max_message_bytes = 0;
+  std::int64_t max_connection_calls = 1'024;
   std::int64_t shared_memory_bytes = 0;  // of system memory that clients may share; 0: no shared memory of any kind
   cache::CatalogLimits limits;           // what the catalog was made with, for GetServerInfo
   std::shared_ptr<const AccessControl> access = AccessControl::Everybody();
+  absl::Duration slow_call;  // calls that take this long are logged; zero: none
   absl::Duration max_pin_ttl;
   absl::Duration transfer_timeout;  // of a snapshot's transfer in which nothing moves, and of an upload that broke
 };
@@ -57,6 +62,9 @@ class Server {
   /// The TCP addresses being served, "host:port" with the real port.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
+  /// "host:port" of the admin address; empty: none.
+  const std::string& admin_address() const { return admin_address_; }
+
   /// Stops gracefully: reports NOT_SERVING, refuses new work, lets running calls finish for `drain_timeout`, cancels
   /// the rest. Once. DEADLINE_EXCEEDED when calls do not end although cancelled: a device hangs, and nothing they use
   /// may be destroyed.
@@ -66,10 +74,12 @@ class Server {
   Server(const ServerOptions& options, kernels::DeviceInfo device, cache::Catalog& catalog, engine::Engine& engine,
          cache::SnapshotStore& snapshots, const cache::Clock& clock, ServerMetrics& metrics);
   absl::Status Listen(const ServerOptions& options);
+  absl::Status ListenForAdmin(const std::string& address);
 
   cache::Catalog& catalog_;
   ServerMetrics& metrics_;
   const std::shared_ptr<const AccessControl> access_;
+  CallLog log_;
   ServerInfo info_;
   ServerStats stats_;
   DeadlineThread expiry_;
@@ -81,6 +91,8 @@ class Server {
   Service service_;
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
+  std::string admin_address_;
+  std::unique_ptr<grpc::Server> admin_;
 };
 
 }  // namespace gdpcache::rpc

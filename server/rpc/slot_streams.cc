@@ -22,7 +22,7 @@ std::vector<std::int64_t> ToVector(const google::protobuf::RepeatedField<std::in
 class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, private engine::StreamPeer {
  public:
   ReadSlotsReactor(const DataPlane& plane, grpc::CallbackServerContext& context)
-      : plane_(plane), context_(context), in_session_(context) {}
+      : plane_(plane), context_(context), in_session_(context), rpc_(plane.log, "ReadSlots", context) {}
 
   /// Ends with Finish, maybe on another thread and before it returns.
   void Begin(const grpc::ByteBuffer& bytes) {
@@ -31,6 +31,10 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
     absl::StatusOr<engine::CallContext> caller = FindCaller(plane_, context_, request.session());
     if (!caller.ok()) return Fail(caller.status());
     caller_ = *std::move(caller);
+    {
+      const std::lock_guard lock(mutex_);
+      rpc_.SetSession(*caller_.session);
+    }
     if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return Fail(status);
     auto call = plane_.engine.ReadSlots(
         caller_, {.slots = ToVector(request.slots()), .layers = ToVector(request.layers())},
@@ -126,18 +130,17 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
       StartWrite(frame);
     } else if (complete_ && queue_.IsEmpty()) {
       finished_ = true;
-      Finish(grpc::Status::OK);
+      Finish(rpc_.End(absl::OkStatus()));
     }
   }
 
   void Fail(const absl::Status& status) {
-    const grpc::Status answer = Failed("ReadSlots", caller_, "", status);
     const std::lock_guard lock(mutex_);
     finished_ = true;
     queue_.Clear();
     // A client that does not read would keep the frame in flight, and the status behind it, for ever.
     if (queue_.InFlight()) in_session_.AnswerWaits();
-    Finish(answer);
+    Finish(rpc_.End(status));
   }
 
   const DataPlane& plane_;
@@ -146,6 +149,7 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
   RpcInSession in_session_;
 
   std::mutex mutex_;  // guards what follows
+  LoggedRpc rpc_;
   std::shared_ptr<engine::SlotReader> call_;
   FrameQueue queue_;
   bool complete_ = false;
@@ -156,7 +160,7 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
 class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
   WriteSlotsReactor(const DataPlane& plane, grpc::CallbackServerContext& context, grpc::ByteBuffer& response)
-      : plane_(plane), context_(context), in_session_(context) {
+      : plane_(plane), context_(context), in_session_(context), rpc_(plane.log, "WriteSlots", context) {
     response = EncodeMessage(v1::WriteSlotsResponse());
     const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
     StartRead(&frame_);
@@ -171,13 +175,13 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
       call = call_;
     }
     if (!ok) {
-      if (call == nullptr) return Fail(absl::InvalidArgumentError("the stream ended before its first frame"), {});
+      if (call == nullptr) return Fail(absl::InvalidArgumentError("the stream ended before its first frame"));
       if (context_.IsCancelled()) return call->Cancel(ClientGone());
       return call->EndOfInput();
     }
     const absl::Status status = call == nullptr ? TakeHeader(call) : TakeData(*call);
     if (!status.ok()) {
-      if (call == nullptr) return Fail(status, caller_);
+      if (call == nullptr) return Fail(status);
       return call->Cancel(status);  // no effect if the call ended with it
     }
     const std::lock_guard lock(mutex_);
@@ -194,7 +198,7 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
     if (call != nullptr) {
       call->Cancel(ClientGone());
     } else {
-      Fail(ClientGone(), {});  // the reading thread may be at the header
+      Fail(ClientGone());  // the reading thread may be at the header
     }
   }
 
@@ -213,6 +217,10 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
     absl::StatusOr<engine::CallContext> caller = FindCaller(plane_, context_, header.session());
     if (!caller.ok()) return caller.status();
     caller_ = *std::move(caller);
+    {
+      const std::lock_guard lock(mutex_);
+      rpc_.SetSession(*caller_.session);
+    }
     if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return status;
     const v1::SlotContents& contents = header.contents();
     auto state = DecodeTensor("contents.state", contents.has_state(), contents.state());
@@ -250,18 +258,18 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
   }
 
   void Done(absl::Status status) {
-    if (!status.ok()) return Fail(status, caller_);
+    if (!status.ok()) return Fail(status);
     const std::lock_guard lock(mutex_);
     finished_ = true;
     in_session_.AnswerWaits();
-    Finish(grpc::Status::OK);
+    Finish(rpc_.End(absl::OkStatus()));
   }
 
-  void Fail(const absl::Status& status, const engine::CallContext& caller) {
+  void Fail(const absl::Status& status) {
     const std::lock_guard lock(mutex_);
     if (finished_) return;
     finished_ = true;
-    Finish(Failed("WriteSlots", caller, "", status));
+    Finish(rpc_.End(status));
   }
 
   const DataPlane& plane_;
@@ -271,6 +279,7 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
   RpcInSession in_session_;
 
   std::mutex mutex_;  // guards what follows
+  LoggedRpc rpc_;
   std::shared_ptr<engine::SlotWriter> call_;
   bool cancelled_ = false;
   bool finished_ = false;

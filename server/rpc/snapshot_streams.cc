@@ -20,6 +20,8 @@
 namespace gdpcache::rpc {
 namespace {
 
+constexpr absl::Duration kRetryAfter = absl::Seconds(1);
+
 /// A snapshot as a file whose bytes lie in several places.
 struct SnapshotFile {
   std::string header;
@@ -45,12 +47,16 @@ struct SnapshotFile {
 class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   ReadSnapshotReactor(const DataPlane& plane, grpc::CallbackServerContext& context)
-      : plane_(plane), context_(context), link_(std::make_shared<Link<ReadSnapshotReactor>>(this)) {}
+      : plane_(plane),
+        context_(context),
+        link_(std::make_shared<Link<ReadSnapshotReactor>>(this)),
+        rpc_(plane.log, "ReadSnapshot", context) {}
 
   /// Ends with Finish, maybe on another thread and before it returns.
   void Begin(const grpc::ByteBuffer& bytes) {
     v1::ReadSnapshotRequest request;
     if (absl::Status status = ParseMessage(bytes, request); !status.ok()) return Fail(status);
+    SetCache(request.cache());
     absl::StatusOr<cache::SnapshotSpace> space = FindSpace(plane_, context_, request.cache());
     if (!space.ok()) return Fail(space.status());
     if (absl::Status status = cache::CheckSnapshotKey("key", request.key()); !status.ok()) return Fail(status);
@@ -99,6 +105,11 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
     delete this;
   }
 
+  void SetCache(const std::string& cache) {
+    const std::lock_guard lock(mutex_);
+    rpc_.SetCache(cache);
+  }
+
   void Fetched(cache::SnapshotRecord record, absl::StatusOr<engine::SnapshotContents> contents) {
     if (!contents.ok()) return FinishFetch(contents.status(), nullptr);
     record.position = contents->position;
@@ -127,7 +138,7 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
     if (finished_) return;
     if (begun_ && offset_ == file_->size) {
       finished_ = true;
-      return Finish(grpc::Status::OK);
+      return Finish(rpc_.End(absl::OkStatus()));
     }
     v1::ReadSnapshotResponse fields;
     if (!begun_) {
@@ -167,7 +178,7 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
     if (finished_) return;
     finished_ = true;
     file_ = nullptr;
-    Finish(Failed("ReadSnapshot", {}, "", status));
+    Finish(rpc_.End(status));
   }
 
   const DataPlane& plane_;
@@ -175,6 +186,7 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
   const std::shared_ptr<Link<ReadSnapshotReactor>> link_;
 
   std::mutex mutex_;  // guards what follows
+  LoggedRpc rpc_;
   DetachedCalls::Call tracked_;
   std::shared_ptr<engine::Call> call_;  // while it runs
   absl::Status stopped_;
@@ -193,7 +205,8 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
       : plane_(plane),
         context_(context),
         response_(response),
-        link_(std::make_shared<Link<WriteSnapshotReactor>>(this)) {
+        link_(std::make_shared<Link<WriteSnapshotReactor>>(this)),
+        rpc_(plane.log, "WriteSnapshot", context) {
     response_ = EncodeMessage(v1::WriteSnapshotResponse());
     const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
     StartRead(&frame_);
@@ -227,6 +240,11 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
     delete this;
   }
 
+  void SetCache(const std::string& cache) {
+    const std::lock_guard lock(mutex_);
+    rpc_.SetCache(cache);
+  }
+
   absl::Status TakeHeader() {
     v1::WriteSnapshotHeader header;
     const absl::StatusOr<PayloadFrame> parsed = ParsePayloadFrame(frame_, header);
@@ -234,6 +252,7 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
     if (parsed->kind != PayloadFrame::Kind::kHeader) {
       return absl::InvalidArgumentError("the first frame holds no header");
     }
+    SetCache(header.cache());
     absl::StatusOr<cache::SnapshotSpace> space = FindSpace(plane_, context_, header.cache());
     if (!space.ok()) return space.status();
     space_ = *std::move(space);
@@ -280,7 +299,7 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
   void Stored(const absl::StatusOr<cache::SnapshotOutcome>& outcome) {
     absl::Status status = outcome.status();
     if (status.ok() && outcome->result == cache::SnapshotResult::kNoSpace) {
-      status = absl::ResourceExhaustedError(outcome->message);
+      status = cache::Exhausted(outcome->message, kRetryAfter);
     }
     const std::lock_guard lock(mutex_);
     call_ = nullptr;
@@ -289,7 +308,7 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
     *response.mutable_outcome() = EncodeOutcome(*outcome);
     response_ = EncodeMessage(response);
     finished_ = true;
-    Finish(grpc::Status::OK);
+    Finish(rpc_.End(absl::OkStatus()));
   }
 
   /// Ends the RPC soon, whatever it is at.
@@ -306,7 +325,7 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
   void FailLocked(const absl::Status& status) {
     if (finished_) return;
     finished_ = true;
-    Finish(Failed("WriteSnapshot", {}, "", status));
+    Finish(rpc_.End(status));
   }
 
   const DataPlane& plane_;
@@ -320,6 +339,7 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
   SnapshotUploads::Transfer transfer_;
 
   std::mutex mutex_;  // guards what follows
+  LoggedRpc rpc_;
   DetachedCalls::Call tracked_;
   bool has_header_ = false;
   std::shared_ptr<engine::Call> call_;  // while it runs
@@ -330,12 +350,16 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
 class WatchSnapshotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   WatchSnapshotsReactor(const DataPlane& plane, grpc::CallbackServerContext& context)
-      : plane_(plane), context_(context), link_(std::make_shared<Link<WatchSnapshotsReactor>>(this)) {}
+      : plane_(plane),
+        context_(context),
+        link_(std::make_shared<Link<WatchSnapshotsReactor>>(this)),
+        rpc_(plane.log, "WatchSnapshots", context) {}
 
   /// Ends with Finish, maybe on another thread and before it returns.
   void Begin(const grpc::ByteBuffer& bytes) {
     v1::WatchSnapshotsRequest request;
     if (absl::Status status = ParseMessage(bytes, request); !status.ok()) return Stop(status);
+    SetCache(request.cache());
     absl::StatusOr<cache::SnapshotSpace> space = FindSpace(plane_, context_, request.cache());
     if (!space.ok()) return Stop(space.status());
     absl::StatusOr<DetachedCalls::Call> tracked =
@@ -371,6 +395,11 @@ class WatchSnapshotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBu
     delete this;
   }
 
+  void SetCache(const std::string& cache) {
+    const std::lock_guard lock(mutex_);
+    rpc_.SetCache(cache);
+  }
+
   void Wake() {
     const std::lock_guard lock(mutex_);
     WriteNextLocked();
@@ -404,7 +433,7 @@ class WatchSnapshotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBu
     finished_ = true;
     // The status cannot pass a frame that the client does not read.
     if (in_flight_) context_.TryCancel();
-    Finish(Failed("WatchSnapshots", {}, "", reason));
+    Finish(rpc_.End(reason));
   }
 
   static constexpr int kEventsInFrame = 4'096;  // a quarter of a megabyte, about
@@ -414,6 +443,7 @@ class WatchSnapshotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBu
   const std::shared_ptr<Link<WatchSnapshotsReactor>> link_;
 
   std::mutex mutex_;  // guards what follows
+  LoggedRpc rpc_;
   DetachedCalls::Call tracked_;
   std::unique_ptr<cache::SnapshotWatch> watch_;
   std::vector<cache::SnapshotEvent> events_;

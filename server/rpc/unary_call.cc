@@ -3,11 +3,10 @@
 #include <mutex>
 
 #include "server/rpc/call_context.h"
-#include "server/rpc/status.h"
 
 namespace gdpcache::rpc {
 
-void UnaryCall::Answer(const absl::Status& status) { UnaryReactor::Answer(ToGrpcStatus(status)); }
+void UnaryCall::Answer(const absl::Status& status) { UnaryReactor::Answer(rpc_.End(status)); }
 
 void UnaryCall::Run(absl::StatusOr<std::shared_ptr<engine::Call>> operation) {
   if (!operation.ok()) return Answer(operation.status());

@@ -5,7 +5,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "server/engine/call.h"
+#include "server/rpc/call_log.h"
 #include "server/rpc/unary_reactor.h"
 
 namespace gdpcache::rpc {
@@ -13,6 +15,13 @@ namespace gdpcache::rpc {
 /// A unary call of which no more is known than the engine's call that it runs, if any.
 class UnaryCall final : public UnaryReactor {
  public:
+  /// All as for LoggedRpc.
+  UnaryCall(CallLog& log, absl::string_view method, grpc::CallbackServerContext& context)
+      : rpc_(log, method, context) {}
+
+  /// What the log is to say of it, before it runs or is answered.
+  LoggedRpc& rpc() { return rpc_; }
+
   /// Sends the answer. Once, on any thread.
   void Answer(const absl::Status& status);
 
@@ -23,6 +32,7 @@ class UnaryCall final : public UnaryReactor {
  private:
   void Cancelled() override;
 
+  LoggedRpc rpc_;
   std::shared_ptr<engine::Call> operation_;  // the mutex guards it
 };
 

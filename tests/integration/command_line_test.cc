@@ -30,7 +30,7 @@ TEST(CommandLineTest, HelpAndVersionGoToStdoutAndExitWithZero) {
   }
   const ProgramResult version = RunProgram(ServerProgram(), {"--version"});
   EXPECT_EQ(version.exit_code, 0);
-  EXPECT_THAT(version.output, MatchesRegex("gdpcached [0-9.]+\n"));
+  EXPECT_THAT(version.output, MatchesRegex("gdpcached [0-9.]+\n(.*\n)+"));
 }
 
 TEST(CommandLineTest, MistakesGoToStderrAllAtOnceAndExitWithTwo) {

@@ -9,12 +9,13 @@ namespace gdpcache::rpc {
 
 ServerInfo::ServerInfo(const cache::Catalog& catalog, const engine::Engine& engine,
                        const cache::SnapshotStore& snapshots, const cache::Clock& clock, std::string version,
-                       kernels::DeviceInfo device, v1::ServerLimits limits)
+                       v1::BuildInfo build, kernels::DeviceInfo device, v1::ServerLimits limits)
     : catalog_(catalog),
       engine_(engine),
       snapshots_(snapshots),
       clock_(clock),
       version_(std::move(version)),
+      build_(std::move(build)),
       device_(std::move(device)),
       limits_(std::move(limits)),
       started_(clock.Now()) {}
@@ -32,11 +33,13 @@ void ServerInfo::SetSharedMemory(std::string descriptor_socket, std::string devi
 
 void ServerInfo::Fill(v1::GetServerInfoResponse& response) const {
   response.set_version(version_);
+  *response.mutable_build() = build_;
   response.set_backend(device_.backend);
   response.set_device(device_.device);
   response.set_device_memory_bytes(device_.memory_bytes);
   response.set_state_memory_used_bytes(catalog_.state_memory_used());
   response.set_staging_used_bytes(engine_.staging().used());
+  response.set_expected_wait_ms(absl::ToInt64Milliseconds(engine_.admission().expected_wait()));
   *response.mutable_limits() = limits_;
   response.add_transports("inline");
   response.add_transports("stream");

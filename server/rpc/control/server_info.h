@@ -19,7 +19,8 @@ namespace gdpcache::rpc {
 class ServerInfo {
  public:
   ServerInfo(const cache::Catalog& catalog, const engine::Engine& engine, const cache::SnapshotStore& snapshots,
-             const cache::Clock& clock, std::string version, kernels::DeviceInfo device, v1::ServerLimits limits);
+             const cache::Clock& clock, std::string version, v1::BuildInfo build, kernels::DeviceInfo device,
+             v1::ServerLimits limits);
 
   /// "host:port" and "unix:path"; known once the server listens.
   void SetAddresses(std::vector<std::string> addresses);
@@ -36,6 +37,7 @@ class ServerInfo {
   const cache::SnapshotStore& snapshots_;
   const cache::Clock& clock_;
   const std::string version_;
+  const v1::BuildInfo build_;
   const kernels::DeviceInfo device_;
   const v1::ServerLimits limits_;
   const absl::Time started_;

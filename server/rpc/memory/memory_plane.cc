@@ -13,26 +13,27 @@ namespace {
 using Session = std::shared_ptr<cache::Session>;
 using NewRegion = absl::StatusOr<std::shared_ptr<cache::Region>>;
 
-grpc::ServerUnaryReactor* Answered(const absl::Status& status) {
-  auto* call = new UnaryCall;
+grpc::ServerUnaryReactor* Answered(UnaryCall* call, const absl::Status& status) {
   call->Answer(status);
   return call;
 }
 
 /// Answers what `make`, run on the plane's thread, comes to: a region that becomes the session's.
 template <typename Request>
-grpc::ServerUnaryReactor* Register(const MemoryPlane& plane, const grpc::CallbackServerContext& context,
-                                   const Request& request, bool available, absl::string_view transport,
-                                   absl::AnyInvocable<NewRegion()> make) {
+grpc::ServerUnaryReactor* Register(const MemoryPlane& plane, absl::string_view method,
+                                   grpc::CallbackServerContext& context, const Request& request, bool available,
+                                   absl::string_view transport, absl::AnyInvocable<NewRegion()> make) {
+  auto* call = new UnaryCall(plane.log(), method, context);
   if (!available) {
-    return Answered(absl::UnimplementedError(absl::StrCat("this server does not offer the transport ", transport)));
+    return Answered(call,
+                    absl::UnimplementedError(absl::StrCat("this server does not offer the transport ", transport)));
   }
   if (!IsLocalPeer(context.peer())) {
-    return Answered(absl::PermissionDeniedError("shared memory is for clients on the server's own host"));
+    return Answered(call, absl::PermissionDeniedError("shared memory is for clients on the server's own host"));
   }
   absl::StatusOr<Session> session = plane.FindSession(context, request.session());
-  if (!session.ok()) return Answered(session.status());
-  auto* call = new UnaryCall;
+  if (!session.ok()) return Answered(call, session.status());
+  call->rpc().SetSession(**session);
   // The request lives until the call is answered.
   plane.thread().Run([call, session = *std::move(session), &name = request.name(), make = std::move(make)]() mutable {
     NewRegion region = make();
@@ -82,37 +83,40 @@ bool IsLocalPeer(absl::string_view peer) {
 grpc::ServerUnaryReactor* HandleRegisterSystemMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
                                                      const v1::RegisterSystemMemoryRequest* request,
                                                      v1::RegisterSystemMemoryResponse* /*response*/) {
-  return Register(
-      plane, *context, *request, plane.descriptors() != nullptr, "shared_memory", [&plane, request]() -> NewRegion {
-        const absl::StatusOr<Descriptor> descriptor = plane.descriptors()->Take(request->token());
-        if (!descriptor.ok()) return descriptor.status();
-        return cache::MapMemfd(descriptor->get(), request->offset(), request->size(), plane.sharing(), plane.budget());
-      });
+  return Register(plane, "RegisterSystemMemory", *context, *request, plane.descriptors() != nullptr, "shared_memory",
+                  [&plane, request]() -> NewRegion {
+                    const absl::StatusOr<Descriptor> descriptor = plane.descriptors()->Take(request->token());
+                    if (!descriptor.ok()) return descriptor.status();
+                    return cache::MapMemfd(descriptor->get(), request->offset(), request->size(), plane.sharing(),
+                                           plane.budget());
+                  });
 }
 
 grpc::ServerUnaryReactor* HandleRegisterCudaMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
                                                    const v1::RegisterCudaMemoryRequest* request,
                                                    v1::RegisterCudaMemoryResponse* /*response*/) {
-  return Register(plane, *context, *request, plane.sharing() != nullptr, "cuda_ipc", [&plane, request] {
-    return cache::OpenCudaMemory(request->handle(), request->offset(), request->size(), *plane.sharing(),
-                                 plane.budget());
-  });
+  return Register(plane, "RegisterCudaMemory", *context, *request, plane.sharing() != nullptr, "cuda_ipc",
+                  [&plane, request] {
+                    return cache::OpenCudaMemory(request->handle(), request->offset(), request->size(),
+                                                 *plane.sharing(), plane.budget());
+                  });
 }
 
 grpc::ServerUnaryReactor* HandleRegisterCudaEvent(const MemoryPlane& plane, grpc::CallbackServerContext* context,
                                                   const v1::RegisterCudaEventRequest* request,
                                                   v1::RegisterCudaEventResponse* /*response*/) {
-  return Register(plane, *context, *request, plane.sharing() != nullptr, "cuda_ipc", [&plane, request] {
-    return cache::OpenCudaEvent(request->handle(), *plane.sharing(), plane.budget());
-  });
+  return Register(
+      plane, "RegisterCudaEvent", *context, *request, plane.sharing() != nullptr, "cuda_ipc",
+      [&plane, request] { return cache::OpenCudaEvent(request->handle(), *plane.sharing(), plane.budget()); });
 }
 
 grpc::ServerUnaryReactor* HandleUnregisterMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
                                                  const v1::UnregisterMemoryRequest* request,
                                                  v1::UnregisterMemoryResponse* /*response*/) {
+  auto* call = new UnaryCall(plane.log(), "UnregisterMemory", *context);
   absl::StatusOr<Session> session = plane.FindSession(*context, request->session());
-  if (!session.ok()) return Answered(session.status());
-  auto* call = new UnaryCall;
+  if (!session.ok()) return Answered(call, session.status());
+  call->rpc().SetSession(**session);
   plane.thread().Run([call, request, session = *std::move(session)] {
     const absl::Status status = session->regions().Remove(request->name(), [call] { call->Answer(absl::OkStatus()); });
     if (!status.ok()) call->Answer(status);
@@ -123,8 +127,10 @@ grpc::ServerUnaryReactor* HandleUnregisterMemory(const MemoryPlane& plane, grpc:
 grpc::ServerUnaryReactor* HandleListSharedMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
                                                  const v1::ListSharedMemoryRequest* request,
                                                  v1::ListSharedMemoryResponse* response) {
+  auto* call = new UnaryCall(plane.log(), "ListSharedMemory", *context);
   const absl::StatusOr<Session> session = plane.FindSession(*context, request->session());
-  if (!session.ok()) return Answered(session.status());
+  if (!session.ok()) return Answered(call, session.status());
+  call->rpc().SetSession(**session);
   for (const cache::SessionRegions::Entry& entry : (*session)->regions().List()) {
     v1::SharedMemoryRegion& region = *response->add_regions();
     region.set_name(entry.name);
@@ -132,7 +138,7 @@ grpc::ServerUnaryReactor* HandleListSharedMemory(const MemoryPlane& plane, grpc:
     region.set_size(entry.size);
     region.set_uses(entry.uses);
   }
-  return Answered(absl::OkStatus());
+  return Answered(call, absl::OkStatus());
 }
 
 }  // namespace gdpcache::rpc

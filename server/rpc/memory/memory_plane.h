@@ -17,6 +17,7 @@
 #include "server/cache/clock.h"
 #include "server/cache/memory/region.h"
 #include "server/rpc/access/access_control.h"
+#include "server/rpc/call_log.h"
 #include "server/rpc/memory/descriptor_socket.h"
 #include "server/rpc/memory/task_thread.h"
 
@@ -30,11 +31,12 @@ class MemoryPlane {
   static constexpr std::int64_t kMaxRegions = 10'000;
 
   /// `bytes` of system memory all sessions together may share; 0: sharing is off. `sharing` may be nullptr.
-  MemoryPlane(cache::Catalog& catalog, const cache::Clock& clock, const AccessControl& access,
+  MemoryPlane(cache::Catalog& catalog, const cache::Clock& clock, const AccessControl& access, CallLog& log,
               kernels::MemorySharing* sharing, std::int64_t bytes)
       : catalog_(catalog),
         clock_(clock),
         access_(access),
+        log_(log),
         sharing_(bytes > 0 ? sharing : nullptr),
         budget_(std::make_shared<cache::RegionBudget>(bytes, kMaxRegions)) {}
   MemoryPlane(const MemoryPlane&) = delete;
@@ -52,11 +54,13 @@ class MemoryPlane {
   kernels::MemorySharing* sharing() const { return sharing_; }          // nullptr: none
   const std::shared_ptr<cache::RegionBudget>& budget() const { return budget_; }
   TaskThread& thread() const { return thread_; }
+  CallLog& log() const { return log_; }
 
  private:
   cache::Catalog& catalog_;
   const cache::Clock& clock_;
   const AccessControl& access_;
+  CallLog& log_;
   kernels::MemorySharing* const sharing_;
   const std::shared_ptr<cache::RegionBudget> budget_;
   std::unique_ptr<DescriptorSocket> descriptors_;

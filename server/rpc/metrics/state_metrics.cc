@@ -33,6 +33,10 @@ class Family {
     family_.metric.push_back(std::move(metric));
     return *this;
   }
+  Family& Add(absl::Duration value) {
+    family_.metric.emplace_back().gauge.value = absl::ToDoubleSeconds(value);
+    return *this;
+  }
   MetricFamily Take() { return std::move(family_); }
 
  private:
@@ -71,7 +75,11 @@ std::vector<MetricFamily> StateMetrics::Collect() const {
   };
 
   families.push_back(Gauge("gdpcache_build_info", "Always 1; the labels tell what runs.")
-                         .Add({{"version", build_.version}, {"backend", build_.backend}, {"device", build_.device}}, 1)
+                         .Add({{"version", build_.version},
+                               {"commit", build_.commit},
+                               {"backend", build_.backend},
+                               {"device", build_.device}},
+                              1)
                          .Take());
   gauge("process_start_time_seconds", "When the server started, in seconds since 1970.", absl::ToUnixSeconds(started_));
   gauge("process_resident_memory_bytes", "Memory of the process.", ResidentBytes());
@@ -94,6 +102,12 @@ std::vector<MetricFamily> StateMetrics::Collect() const {
   gauge("gdpcache_staging_limit_bytes", "What they may use.", engine_.staging().budget());
   gauge("gdpcache_device_staging_used_bytes", "Device memory of the calls in flight; 0 on the CPU.",
         engine_.device_staging().used());
+
+  gauge("gdpcache_calls", "Calls under way: being worked on, waiting for their turn or for their client.",
+        engine_.admission().calls());
+  families.push_back(Gauge("gdpcache_expected_wait_seconds", "What a call that comes now has to wait, about.")
+                         .Add(engine_.admission().expected_wait())
+                         .Take());
 
   Family tier_capacity = Gauge("gdpcache_snapshot_tier_capacity_bytes", "What a tier of snapshots may use.");
   Family tier_used = Gauge("gdpcache_snapshot_tier_used_bytes", "What it uses.");

@@ -21,6 +21,7 @@ class StateMetrics final : public prometheus::Collectable {
  public:
   struct Build {
     std::string version;
+    std::string commit;
     std::string backend;
     std::string device;
   };

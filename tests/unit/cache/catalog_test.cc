@@ -309,6 +309,49 @@ TEST_F(CatalogTest, ClosingFreesTheSlotsOnceTheCallsHaveEnded) {
   EXPECT_FALSE(catalog_.FindHolder(session->key()).has_value());
 }
 
+TEST_F(CatalogTest, OneTenantMayHaveOnlySomeOfTheSessions) {
+  CatalogLimits limits = Limits();
+  limits.max_tenant_sessions = 2;
+  Catalog catalog(backend_, clock_, limits);
+  ASSERT_TRUE(catalog.CreateCache(Spec("a")).ok());
+  const auto open = [&catalog](const std::string& tenant) {
+    return catalog.OpenSession("a", absl::ZeroDuration(), "test", tenant);
+  };
+  std::shared_ptr<Session> first = *open("one");
+  ASSERT_TRUE(open("one").ok());
+  const absl::Status refused = open("one").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused.message(), "the tenant has 2 sessions; it may have at most 2");
+  EXPECT_TRUE(RetryAfterOf(refused).has_value());
+  EXPECT_TRUE(open("another").ok());
+  ASSERT_TRUE(catalog.CloseSession(first->id(), [] {}).ok());
+  EXPECT_TRUE(open("one").ok());
+}
+
+TEST_F(CatalogTest, SlotsAreCountedForAllSessionsOfATenantAndGivenBackWithThem) {
+  CatalogLimits limits = Limits();
+  limits.max_tenant_slots = 5;
+  Catalog catalog(backend_, clock_, limits);
+  ASSERT_TRUE(catalog.CreateCache(Spec("a")).ok());
+  const auto open = [&catalog](const std::string& tenant) {
+    return *catalog.OpenSession("a", absl::ZeroDuration(), "test", tenant);
+  };
+  const std::shared_ptr<Session> first = open("one");
+  const std::shared_ptr<Session> second = open("one");
+  EXPECT_TRUE(first->TakeSlots(3).ok());
+  EXPECT_TRUE(second->TakeSlots(2).ok());
+  const absl::Status refused = second->TakeSlots(1);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused.message(), "count is 1; the tenant holds 5 of the 5 slots that it may hold");
+  EXPECT_TRUE(RetryAfterOf(refused).has_value());
+  EXPECT_TRUE(open("another")->TakeSlots(5).ok());
+  second->GiveBackSlots(1);
+  EXPECT_TRUE(second->TakeSlots(1).ok());
+  ASSERT_TRUE(catalog.CloseSession(first->id(), [] {}).ok());
+  EXPECT_TRUE(second->TakeSlots(3).ok());
+  EXPECT_FALSE(second->TakeSlots(1).ok());
+}
+
 TEST_F(CatalogTest, UnknownSessionsAreNotFound) {
   for (const std::string& id : {std::string(), std::string("0123"), std::string(1 << 20, 'x'), std::string("\0", 1)}) {
     const absl::Status status = catalog_.FindSession(id, kDefaultTenant).status();

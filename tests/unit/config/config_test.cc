@@ -95,6 +95,11 @@ TEST_F(ConfigTest, EveryFlagArrives) {
                                  "--max-message-size=2MiB",
                                  "--max-caches=5",
                                  "--max-sessions=6",
+                                 "--max-tenant-sessions=3",
+                                 "--max-tenant-slots=40",
+                                 "--max-calls=50",
+                                 "--max-queue-wait=20ms",
+                                 "--max-connection-calls=60",
                                  "--default-session-ttl=500ms",
                                  "--max-session-ttl=1h",
                                  "--snapshot-device-memory=3GiB",
@@ -112,7 +117,9 @@ TEST_F(ConfigTest, EveryFlagArrives) {
                                  "--snapshot-flush-timeout=9s",
                                  "--drain-timeout=0s",
                                  "--log-level=error",
-                                 "--log-format=json"});
+                                 "--log-format=json",
+                                 "--slow-call=3s",
+                                 "--admin=[::1]:9"});
   EXPECT_THAT(config.listen, ElementsAre("localhost:1", "127.0.0.1:2", "[::1]:3"));
   EXPECT_EQ(config.unix_path, "/run/x.sock");
   EXPECT_EQ(config.backend.choice, kernels::BackendChoice::kCpu);
@@ -123,6 +130,13 @@ TEST_F(ConfigTest, EveryFlagArrives) {
   EXPECT_EQ(config.max_message_bytes, 2 << 20);
   EXPECT_EQ(config.max_caches, 5);
   EXPECT_EQ(config.max_sessions, 6);
+  EXPECT_EQ(config.max_tenant_sessions, 3);
+  EXPECT_EQ(config.max_tenant_slots, 40);
+  EXPECT_EQ(config.max_calls, 50);
+  EXPECT_EQ(config.max_queue_wait, absl::Milliseconds(20));
+  EXPECT_EQ(config.max_connection_calls, 60);
+  EXPECT_EQ(config.slow_call, absl::Seconds(3));
+  EXPECT_EQ(config.admin, "[::1]:9");
   EXPECT_EQ(config.default_session_ttl, absl::Milliseconds(500));
   EXPECT_EQ(config.max_session_ttl, absl::Hours(1));
   EXPECT_EQ(config.snapshots.device_bytes, std::int64_t{3} << 30);
@@ -233,6 +247,15 @@ TEST_F(ConfigTest, ValuesOutOfRangeAreRefused) {
                                       std::string("--staging-memory=0"),
                                       std::string("--max-message-size=2GiB"),
                                       std::string("--max-sessions=-1"),
+                                      std::string("--max-tenant-sessions=-1"),
+                                      std::string("--max-tenant-slots=-1"),
+                                      std::string("--max-calls=1"),
+                                      std::string("--max-queue-wait=0s"),
+                                      std::string("--max-connection-calls=0"),
+                                      std::string("--max-connection-calls=4294967296"),
+                                      std::string("--slow-call=-1s"),
+                                      std::string("--admin=0.0.0.0:1"),
+                                      std::string("--admin=nowhere"),
                                       std::string("--max-session-ttl=inf"),
                                       std::string("--drain-timeout=inf"),
                                       std::string("--default-session-ttl=0s"),
@@ -279,10 +302,12 @@ TEST_F(ConfigTest, HelpExplainsEveryFlagAndItsDefault) {
   }
 }
 
-TEST_F(ConfigTest, VersionNamesTheRelease) {
+TEST_F(ConfigTest, VersionNamesTheReleaseAndWhatItWasMadeOf) {
   const Invocation invocation = Parse({"--version"});
   EXPECT_EQ(invocation.exit_code, 0);
-  EXPECT_THAT(invocation.output, MatchesRegex("gdpcached [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+  EXPECT_THAT(invocation.output,
+              MatchesRegex("gdpcached [0-9]+\\.[0-9]+\\.[0-9]+\ncommit [0-9a-z-]+\n(GCC|Clang) "
+                           "[0-9.]+\ngRPC [0-9.]+\nProtobuf [0-9.]+\nAbseil [0-9]+\nspdlog [0-9.]+\n"));
 }
 
 TEST_F(ConfigTest, AFileSetsAnyFlagAndTheCommandLineOverridesIt) {
@@ -299,6 +324,13 @@ TEST_F(ConfigTest, AFileSetsAnyFlagAndTheCommandLineOverridesIt) {
     max_message_size: "4MiB"
     max_caches: 9
     max_sessions: 10
+    max_tenant_sessions: 4
+    max_tenant_slots: 5
+    max_calls: 6
+    max_queue_wait: "7s"
+    max_connection_calls: 8
+    slow_call: "9s"
+    admin: "127.0.0.1:10"
     default_session_ttl: "5s"
     max_session_ttl: "10s"
     snapshot_device_memory: "1GiB"
@@ -331,6 +363,13 @@ TEST_F(ConfigTest, AFileSetsAnyFlagAndTheCommandLineOverridesIt) {
   EXPECT_EQ(config.max_message_bytes, 4 << 20);
   EXPECT_EQ(config.max_caches, 9);
   EXPECT_EQ(config.max_sessions, 10);
+  EXPECT_EQ(config.max_tenant_sessions, 4);
+  EXPECT_EQ(config.max_tenant_slots, 5);
+  EXPECT_EQ(config.max_calls, 6);
+  EXPECT_EQ(config.max_queue_wait, absl::Seconds(7));
+  EXPECT_EQ(config.max_connection_calls, 8);
+  EXPECT_EQ(config.slow_call, absl::Seconds(9));
+  EXPECT_EQ(config.admin, "127.0.0.1:10");
   EXPECT_EQ(config.default_session_ttl, absl::Seconds(5));
   EXPECT_EQ(config.max_session_ttl, absl::Seconds(10));
   EXPECT_EQ(config.snapshots.device_bytes, std::int64_t{1} << 30);

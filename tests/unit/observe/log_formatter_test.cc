@@ -1,11 +1,17 @@
 #include "server/observe/log_formatter.h"
 
 #include <spdlog/details/log_msg.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <chrono>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
+#include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace gdpcache::observe {
@@ -41,6 +47,43 @@ TEST(LogFormatterTest, NothingSomebodySentBreaksTheLine) {
     EXPECT_EQ(line.find('\x1b'), std::string::npos);
   }
   EXPECT_TRUE(nlohmann::json::accept(Line(LogFormat::kJson, hostile)));
+}
+
+/// What observe::Log writes.
+std::string LineOf(LogFormat format, const std::string& message, const std::vector<LogField>& fields) {
+  std::ostringstream lines;
+  const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
+  auto logger = std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_st>(lines));
+  logger->set_formatter(std::make_unique<LogFormatter>(format));
+  spdlog::set_default_logger(logger);
+  Log(LogLevel::kInfo, message, fields);
+  spdlog::set_default_logger(before);
+  return lines.str();
+}
+
+TEST(LogFormatterTest, FieldsFollowTheMessage) {
+  const std::vector<LogField> fields = {{"cache", "a model"}, {"request", "r-1"}, {"duration_us", 12}, {"peer", ""}};
+  EXPECT_THAT(LineOf(LogFormat::kText, "Prefill failed", fields),
+              ::testing::EndsWith(" info Prefill failed cache=\"a model\" request=r-1 duration_us=12 peer=\"\"\n"));
+  const std::string line = LineOf(LogFormat::kJson, "Prefill failed", fields);
+  EXPECT_EQ(line.find('\n'), line.size() - 1);
+  const nlohmann::json object = nlohmann::json::parse(line);
+  EXPECT_EQ(object["message"], "Prefill failed");
+  EXPECT_EQ(object["cache"], "a model");
+  EXPECT_EQ(object["duration_us"], 12);
+}
+
+TEST(LogFormatterTest, NothingSomebodySentBecomesAFieldOrALine) {
+  const std::string hostile = "x\" level=critical\n{\"level\": \"critical\"}\xff";
+  const std::vector<LogField> fields = {{"client", hostile}};
+  for (const std::string& message : {std::string("told"), hostile}) {
+    const std::string text = LineOf(LogFormat::kText, message, fields);
+    EXPECT_EQ(text.find('\n'), text.size() - 1) << text;
+    const std::string line = LineOf(LogFormat::kJson, message, fields);
+    EXPECT_EQ(line.find('\n'), line.size() - 1) << line;
+    EXPECT_EQ(nlohmann::json::parse(line)["level"], "info");
+  }
+  EXPECT_THAT(LineOf(LogFormat::kText, "told", fields), ::testing::HasSubstr(R"(client="x\" level=critical\n)"));
 }
 
 }  // namespace

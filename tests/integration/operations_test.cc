@@ -1,0 +1,330 @@
+// What operators see of a real server: the log of calls, and the admin address.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <list>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "gdpcache/v1/state_cache.grpc.pb.h"
+#include "tests/support/control_client.h"
+#include "tests/support/eventually.h"
+#include "tests/support/process.h"
+#include "tests/support/raw_call.h"
+#include "tests/support/server_process.h"
+
+namespace gdpcache::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+/// Has the server say all that it has to say.
+std::string LogOf(ServerProcess& server) {
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(server.process().Wait(), 0);
+  return server.process().Errors();
+}
+
+std::vector<nlohmann::json> LinesWith(const std::string& log, const std::string& message) {
+  std::vector<nlohmann::json> lines;
+  for (const absl::string_view line : absl::StrSplit(log, '\n', absl::SkipEmpty())) {
+    const nlohmann::json object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    EXPECT_TRUE(object.is_object()) << line;
+    if (object.is_object() && object["message"].get<std::string>().starts_with(message)) lines.push_back(object);
+  }
+  return lines;
+}
+
+/// A prefill of one token of zeros.
+v1::PrefillRequest OneToken(const std::string& session, std::int64_t slot) {
+  v1::PrefillRequest request;
+  request.set_session(session);
+  const auto set = [](std::int64_t width, v1::Tensor& tensor) {
+    tensor.set_dtype(v1::DATA_TYPE_FLOAT32);
+    for (const std::int64_t size : {std::int64_t{1}, std::int64_t{2}, width}) tensor.add_shape(size);
+    tensor.set_inline_(std::string(2 * width * sizeof(float), '\0'));
+  };
+  set(4, *request.mutable_k());
+  set(4, *request.mutable_w());
+  set(3, *request.mutable_u());
+  request.add_cu_seqlens(0);
+  request.add_cu_seqlens(1);
+  request.add_state_indices(slot);
+  request.set_initial_state_source(v1::INITIAL_STATE_SOURCE_SLOT);
+  return request;
+}
+
+TEST(CallLog, FailedCallsTellWhoseTheyWereInJson) {
+  ServerProcess server({"--log-format=json"});
+  ControlClient client(Connect(server.tcp_address()));
+  client.CreateCache(ControlClient::SmallCache("model"));
+  const std::string session = client.OpenSession("model", 0, "an engine");
+  v1::PrefillRequest request = OneToken(session, 5);  // not acquired
+  request.set_request_id("request-7");
+  v1::PrefillResponse response;
+  grpc::ClientContext context;
+  EXPECT_EQ(client.stub().Prefill(&context, request, &response).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  const auto trailer = context.GetServerTrailingMetadata().find("x-request-id");
+  ASSERT_NE(trailer, context.GetServerTrailingMetadata().end());
+  EXPECT_EQ(trailer->second, "request-7");
+
+  const std::string log = LogOf(server);
+  const std::vector<nlohmann::json> lines = LinesWith(log, "Prefill failed: PERMISSION_DENIED: state_indices[0] is 5");
+  ASSERT_EQ(lines.size(), 1u) << log;
+  EXPECT_EQ(lines[0]["level"], "info");
+  EXPECT_EQ(lines[0]["method"], "Prefill");
+  EXPECT_EQ(lines[0]["request"], "request-7");
+  EXPECT_EQ(lines[0]["session"], 1);
+  EXPECT_EQ(lines[0]["tenant"], "default");
+  EXPECT_EQ(lines[0]["client"], "an engine");
+  EXPECT_EQ(lines[0]["cache"], "model");
+  EXPECT_THAT(lines[0]["peer"].get<std::string>(), StartsWith("ipv4:127.0.0.1:"));
+  EXPECT_GE(lines[0]["duration_us"].get<std::int64_t>(), 0);
+  EXPECT_THAT(log, Not(HasSubstr(session))) << "a session's id is a secret";
+}
+
+TEST(CallLog, SnapshotCallsTellTheirCacheAndTheIdInTheirMetadata) {
+  ServerProcess server({"--log-format=json"});
+  ControlClient client(Connect(server.tcp_address()));
+  client.CreateCache(ControlClient::SmallCache("model"));
+  v1::ReadSnapshotRequest request;
+  request.set_cache("model");
+  request.set_key(std::string(16, 'k'));
+  grpc::ClientContext context;
+  context.AddMetadata("x-request-id", "from-a-proxy");
+  const auto stream = client.stub().ReadSnapshot(&context, request);
+  v1::ReadSnapshotResponse response;
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::NOT_FOUND);
+  const std::string log = LogOf(server);
+  const std::vector<nlohmann::json> lines = LinesWith(log, "ReadSnapshot failed: NOT_FOUND");
+  ASSERT_EQ(lines.size(), 1u) << log;
+  EXPECT_EQ(lines[0]["cache"], "model");
+  EXPECT_EQ(lines[0]["request"], "from-a-proxy");
+}
+
+TEST(CallLog, CallsAboutSlotsAndCachesAreThereToo) {
+  ServerProcess server({"--log-format=json"});
+  ControlClient client(Connect(server.tcp_address()));
+  client.CreateCache(ControlClient::SmallCache("model", 8));
+  v1::AcquireSlotsRequest acquire;
+  acquire.set_session(client.OpenSession("model", 0, "an engine"));
+  acquire.set_count(9);
+  v1::AcquireSlotsResponse acquired;
+  EXPECT_FALSE(client.Call(&v1::StateCache::Stub::AcquireSlots, acquire, acquired).ok());
+  v1::DeleteCacheRequest remove;
+  remove.set_name("absent");
+  v1::DeleteCacheResponse removed;
+  EXPECT_FALSE(client.Call(&v1::StateCache::Stub::DeleteCache, remove, removed).ok());
+  v1::LookupPrefixRequest lookup;
+  lookup.set_cache("model");
+  lookup.add_keys("short");
+  v1::LookupPrefixResponse found;
+  EXPECT_FALSE(client.Call(&v1::StateCache::Stub::LookupPrefix, lookup, found).ok());
+
+  const std::string log = LogOf(server);
+  std::vector<nlohmann::json> lines = LinesWith(log, "AcquireSlots failed: RESOURCE_EXHAUSTED: count is 9");
+  ASSERT_EQ(lines.size(), 1u) << log;
+  EXPECT_EQ(lines[0]["client"], "an engine");
+  EXPECT_EQ(lines[0]["cache"], "model");
+  EXPECT_EQ(lines[0]["request"].get<std::string>().size(), 16u) << "made up";
+  lines = LinesWith(log, "DeleteCache failed: NOT_FOUND");
+  ASSERT_EQ(lines.size(), 1u) << log;
+  EXPECT_EQ(lines[0]["cache"], "absent");
+  lines = LinesWith(log, "LookupPrefix failed: INVALID_ARGUMENT");
+  ASSERT_EQ(lines.size(), 1u) << log;
+  EXPECT_EQ(lines[0]["cache"], "model");
+}
+
+TEST(CallLog, SlowCallsTellWhereTheTimeWent) {
+  ServerProcess server({"--slow-call=1ns"});
+  ControlClient client(Connect(server.unix_address()));
+  client.CreateCache(ControlClient::SmallCache("model"));
+  const std::string session = client.OpenSession("model");
+  const std::int64_t slot = client.AcquireSlots(session, 1)[0];
+  v1::PrefillResponse response;
+  ASSERT_TRUE(client.Call(&v1::StateCache::Stub::Prefill, OneToken(session, slot), response).ok());
+  const std::string log = LogOf(server);
+  EXPECT_THAT(log, HasSubstr(" warning Prefill was slow method=Prefill request="));
+  for (const char* field : {" client=test ", " cache=model ", " peer=unix:", " duration_us=", " queue_us=",
+                            " stage_in_us=", " compute_us=", " stage_out_us="}) {
+    EXPECT_THAT(log, HasSubstr(field));
+  }
+}
+
+TEST(CallLog, AHostileClientCannotFillTheDisk) {
+  constexpr int kCalls = 3'000;
+  ServerProcess server;
+  ControlClient client(Connect(server.unix_address()));
+  for (int n = 0; n < kCalls; ++n) {
+    v1::PrefillRequest request;
+    request.set_session("nobody's\n" + std::string(1'000, 'x'));
+    request.set_request_id(std::string(1'000, 'y'));
+    v1::PrefillResponse response;
+    EXPECT_EQ(client.Call(&v1::StateCache::Stub::Prefill, request, response).error_code(), grpc::StatusCode::NOT_FOUND);
+  }
+  EXPECT_LT(LogOf(server).size(), kCalls * 200u);
+}
+
+TEST(Log, HasWhatGrpcSaysInTheSameForm) {
+  setenv("GRPC_VERBOSITY", "debug", 1);
+  ServerProcess server({"--log-format=json", "--log-level=debug"});
+  unsetenv("GRPC_VERBOSITY");
+  const std::string log = LogOf(server);
+  EXPECT_FALSE(LinesWith(log, "gRPC: ").empty()) << log;
+}
+
+constexpr char kGetServers[] = "/grpc.channelz.v1.Channelz/GetServers";
+
+std::string AdminAddressOf(const ServerProcess& server) {
+  constexpr absl::string_view kName = "admin=";
+  for (const absl::string_view word : absl::StrSplit(server.ready_line(), ' ')) {
+    if (word.substr(0, kName.size()) == kName) return std::string(word.substr(kName.size()));
+  }
+  return "";
+}
+
+TEST(AdminAddress, ServesChannelzAndHealthAndNothingElse) {
+  ServerProcess server({"--admin=127.0.0.1:0"});
+  const auto admin = Connect(AdminAddressOf(server));
+  const RawAnswer servers = CallRaw(admin, kGetServers, "");
+  EXPECT_TRUE(servers.status.ok()) << servers.status.error_message();
+  EXPECT_THAT(servers.bytes, HasSubstr("listener " + server.unix_address()));
+  EXPECT_EQ(CheckHealth(admin, ""), 1);
+  EXPECT_EQ(CallRaw(admin, "/gdpcache.v1.StateCache/GetServerInfo", "").status.error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST(AdminAddress, IsOffByDefaultAndClientsGetNoChannelz) {
+  const ServerProcess server;
+  EXPECT_EQ(AdminAddressOf(server), "");
+  EXPECT_EQ(CallRaw(Connect(server.tcp_address()), kGetServers, "").status.error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+  const ServerProcess with({"--admin=127.0.0.1:0"});
+  EXPECT_EQ(CallRaw(Connect(with.tcp_address()), kGetServers, "").status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST(AdminAddress, ATakenPortIsAClearError) {
+  const ServerProcess server({"--admin=127.0.0.1:0"});
+  const ProgramResult second = RunProgram(
+      ServerProgram(), {"--backend=cpu", "--listen=127.0.0.1:0", "--unix=", "--admin=" + AdminAddressOf(server)});
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.errors, HasSubstr("cannot listen on " + AdminAddressOf(server)));
+}
+
+/// An idle connection.
+class RawConnection {
+ public:
+  explicit RawConnection(std::uint16_t port) : descriptor_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(descriptor_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  }
+  RawConnection(const RawConnection&) = delete;
+  RawConnection& operator=(const RawConnection&) = delete;
+  ~RawConnection() { close(descriptor_); }
+
+  /// Reads to the end, which only comes when the server ends it.
+  void WaitForEnd() const {
+    std::array<char, 256> bytes;
+    while (read(descriptor_, bytes.data(), bytes.size()) > 0) {
+    }
+  }
+
+ private:
+  const int descriptor_;
+};
+
+TEST(Connections, BeyondTheFileDescriptorsAreRefusedAndTheServerGoesOnListening) {
+  Process server("/bin/sh", {"-c", R"(ulimit -n 100 && exec "$0" "$@")", ServerProgram(), "--backend=cpu",
+                             "--listen=127.0.0.1:0", "--unix="});
+  const std::string ready = server.ReadLine().value_or("");
+  const std::string address_is = "address=127.0.0.1:";
+  const std::size_t at = ready.find(address_is);
+  ASSERT_NE(at, std::string::npos) << server.Errors();
+  const auto port = static_cast<std::uint16_t>(std::stoi(ready.substr(at + address_is.size())));
+  {
+    std::list<RawConnection> connections;
+    for (int n = 0; n < 200; ++n) connections.emplace_back(port);
+    connections.back().WaitForEnd();
+  }
+  const std::string address = "127.0.0.1:" + std::to_string(port);
+  EXPECT_TRUE(Eventually([&address] { return CheckHealth(Connect(address), "") == 1; }));
+  EXPECT_THAT(server.Errors(), HasSubstr("connections are refused"));
+}
+
+TEST(BuildInformation, IsTheSameEverywhere) {
+  const ServerProcess server;
+  ControlClient client(Connect(server.tcp_address()));
+  const v1::GetServerInfoResponse info = client.GetServerInfo();
+  const std::string version = RunProgram(ServerProgram(), {"--version"}).output;
+  EXPECT_THAT(version, StartsWith("gdpcached " + info.version() + "\ncommit " + info.build().commit() + "\n" +
+                                  info.build().compiler() + "\n"));
+  ASSERT_GT(info.build().libraries_size(), 0);
+  for (const std::string& library : info.build().libraries()) EXPECT_THAT(version, HasSubstr("\n" + library + "\n"));
+}
+
+TEST(Limits, AreToldByGetServerInfo) {
+  const ServerProcess server({"--max-calls=9", "--max-queue-wait=8ms", "--max-connection-calls=7",
+                              "--max-tenant-sessions=6", "--max-tenant-slots=5"});
+  ControlClient client(Connect(server.tcp_address()));
+  const v1::GetServerInfoResponse info = client.GetServerInfo();
+  EXPECT_EQ(info.limits().max_calls(), 9);
+  EXPECT_EQ(info.limits().max_queue_wait_ms(), 8);
+  EXPECT_EQ(info.limits().max_connection_calls(), 7);
+  EXPECT_EQ(info.limits().max_tenant_sessions(), 6);
+  EXPECT_EQ(info.limits().max_tenant_slots(), 5);
+  EXPECT_EQ(info.expected_wait_ms(), 0);
+}
+
+TEST(Limits, SlotsOfATenantAreCountedThroughAcquireReleaseAndTheEndOfSessions) {
+  const ServerProcess server({"--max-tenant-slots=5"});
+  ControlClient client(Connect(server.tcp_address()));
+  client.CreateCache(ControlClient::SmallCache("one"));
+  client.CreateCache(ControlClient::SmallCache("two"));
+  const std::string first = client.OpenSession("one");
+  const std::string second = client.OpenSession("two");
+  const std::vector<std::int64_t> slots = client.AcquireSlots(first, 3);
+  const auto acquire = [&client](const std::string& session, std::int64_t count) {
+    v1::AcquireSlotsRequest request;
+    request.set_session(session);
+    request.set_count(count);
+    v1::AcquireSlotsResponse response;
+    return client.Call(&v1::StateCache::Stub::AcquireSlots, request, response);
+  };
+  const grpc::Status refused = acquire(second, 3);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(refused.error_message(), "count is 3; the tenant holds 3 of the 5 slots that it may hold");
+  EXPECT_EQ(acquire(second, -1).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  v1::ReleaseSlotsRequest release;
+  release.set_session(first);
+  release.add_slots(slots[0]);
+  v1::ReleaseSlotsResponse released;
+  ASSERT_TRUE(client.Call(&v1::StateCache::Stub::ReleaseSlots, release, released).ok());
+  EXPECT_TRUE(acquire(second, 3).ok());
+  v1::CloseSessionRequest close;
+  close.set_session(first);
+  v1::CloseSessionResponse closed;
+  ASSERT_TRUE(client.Call(&v1::StateCache::Stub::CloseSession, close, closed).ok());
+  EXPECT_TRUE(acquire(second, 2).ok());
+  EXPECT_EQ(acquire(second, 1).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+}  // namespace
+}  // namespace gdpcache::test
