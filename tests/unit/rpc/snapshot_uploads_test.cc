@@ -308,7 +308,7 @@ TEST_F(SnapshotUploadsTest, NumberAndBytesAreBounded) {
 
 TEST_F(SnapshotUploadsTest, SnapshotsBeyondTheShareOfTheMemoryAreRefused) {
   SnapshotUploads small(
-      clock_, absl::Seconds(10), space_.snapshot_bytes() - 1,
+      clock_, absl::Seconds(10), space_.snapshot_bytes() - 1, /*tenants=*/1,
       [](std::int64_t) { return absl::InternalError("not asked for"); }, [](absl::Time) {});
   absl::StatusOr<SnapshotUploads::Transfer> transfer = small.Begin(space_, Header());
   EXPECT_EQ(transfer->Take(Bytes(file_)).code(), absl::StatusCode::kResourceExhausted);
