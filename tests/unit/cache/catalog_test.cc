@@ -324,7 +324,7 @@ TEST_F(CatalogTest, OneTenantMayHaveOnlySomeOfTheSessions) {
   EXPECT_EQ(refused.message(), "the tenant has 2 sessions; it may have at most 2");
   EXPECT_TRUE(RetryAfterOf(refused).has_value());
   EXPECT_TRUE(open("another").ok());
-  ASSERT_TRUE(catalog.CloseSession(first->id(), [] {}).ok());
+  ASSERT_TRUE(catalog.CloseSession(first->id(), "one", [] {}).ok());
   EXPECT_TRUE(open("one").ok());
 }
 
@@ -347,7 +347,7 @@ TEST_F(CatalogTest, SlotsAreCountedForAllSessionsOfATenantAndGivenBackWithThem) 
   EXPECT_TRUE(open("another")->TakeSlots(5).ok());
   second->GiveBackSlots(1);
   EXPECT_TRUE(second->TakeSlots(1).ok());
-  ASSERT_TRUE(catalog.CloseSession(first->id(), [] {}).ok());
+  ASSERT_TRUE(catalog.CloseSession(first->id(), "one", [] {}).ok());
   EXPECT_TRUE(second->TakeSlots(3).ok());
   EXPECT_FALSE(second->TakeSlots(1).ok());
 }

@@ -198,7 +198,7 @@ TEST_F(ControlTest, SlotCallsOfUnknownSessionsAreNotPrepared) {
 }
 
 TEST_F(ControlTest, TheServerTellsItsUptimeAndAddresses) {
-  ServerInfo info(catalog_, *engine_, *snapshots_, clock_, "1.2.3", backend_.device_info(), {});
+  ServerInfo info(catalog_, *engine_, *snapshots_, clock_, "1.2.3", {}, backend_.device_info(), {});
   info.SetAddresses({"127.0.0.1:1", "unix:/a"});
   clock_.Advance(absl::Seconds(5));
   v1::GetServerInfoResponse response;
