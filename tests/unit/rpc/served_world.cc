@@ -32,13 +32,12 @@ std::map<v1::TensorId, const v1::Tensor*> TensorsOf(const v1::PrefillRequest& re
 }  // namespace
 
 ServedWorld::ServedWorld(const engine::EngineOptions& options) : World(options) {
-  const ServerOptions server_options = {.version = "test",
-                                        .listen = {"127.0.0.1:0"},
-                                        .unix_path = "",
-                                        .max_message_bytes = std::int64_t{64} << 20,
-                                        .limits = {},
-                                        .max_pin_ttl = absl::Hours(1),
-                                        .transfer_timeout = absl::Minutes(1)};
+  ServerOptions server_options;
+  server_options.version = "test";
+  server_options.listen = {"127.0.0.1:0"};
+  server_options.max_message_bytes = std::int64_t{64} << 20;
+  server_options.max_pin_ttl = absl::Hours(1);
+  server_options.transfer_timeout = absl::Minutes(1);
   auto started = Server::Start(server_options, backend.device_info(), catalog, *engine, *store, clock, metrics);
   EXPECT_TRUE(started.ok()) << started.status();
   server = *std::move(started);
