@@ -32,10 +32,10 @@ namespace gdpcache::rpc {
 
 struct ServerOptions {
   std::string version;
-  v1::BuildInfo build;
+  v1::BuildInfo build = {};
   std::vector<std::string> listen;  // "host:port"; port 0 takes a free one
   std::string unix_path;            // empty: none
-  std::string admin;                // "host:port" of channelz, health and reflection; empty: none
+  std::string admin = {};           // "host:port" of channelz, health and reflection; empty: none
   std::int64_t max_message_bytes = 0;
   std::int64_t max_connection_calls = 1'024;
   std::int64_t shared_memory_bytes = 0;  // of system memory that clients may share; 0: no shared memory of any kind
