@@ -221,7 +221,7 @@ absl::StatusOr<std::shared_ptr<Session>> Catalog::OpenSession(absl::string_view 
   }
   const auto own = tenants_.find(tenant);
   if (own != tenants_.end() && limits_.max_tenant_sessions > 0 && own->second.sessions >= limits_.max_tenant_sessions) {
-    return Exhausted(absl::StrCat("the tenant has ", own->second.sessions, " sessions; it may have at most ",
+    return Exhausted(absl::StrCat("the tenant has ", Counted(own->second.sessions, "session"), "; it may have at most ",
                                   limits_.max_tenant_sessions),
                      kRetrySessionAfter);
   }
