@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/rpc/status.h"
 
@@ -18,6 +19,12 @@ constexpr char kRequestIdKey[] = "x-request-id";
 std::string MakeRequestId() {
   static std::atomic<std::int64_t> next = absl::GetCurrentTimeNanos();
   return absl::StrCat(absl::Hex(next.fetch_add(1, std::memory_order_relaxed), absl::kZeroPad16));
+}
+
+/// An id of any bytes as metadata may have it: gRPC ends the process over others.
+std::string AsMetadata(const std::string& id) {
+  const bool printable = std::all_of(id.begin(), id.end(), [](unsigned char c) { return c >= 0x20 && c < 0x7F; });
+  return printable ? id : absl::CHexEscape(id);
 }
 
 /// Errors that are the server's own.
@@ -41,7 +48,7 @@ grpc::Status LoggedRpc::End(const absl::Status& status) {
     return grpc::Status::OK;
   }
   const std::string request_id = RequestId();
-  context_.AddTrailingMetadata(kRequestIdKey, request_id);
+  context_.AddTrailingMetadata(kRequestIdKey, AsMetadata(request_id));
   LogLine(IsServersFault(status.code()) ? observe::LogLevel::kWarning : observe::LogLevel::kInfo, log_.failed_,
           absl::StrCat(method_, " failed: ", status.ToString(absl::StatusToStringMode::kWithNoExtraData)), request_id,
           nullptr);

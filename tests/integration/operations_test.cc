@@ -97,6 +97,34 @@ TEST(CallLog, FailedCallsTellWhoseTheyWereInJson) {
   EXPECT_THAT(log, Not(HasSubstr(session))) << "a session's id is a secret";
 }
 
+TEST(CallLog, RequestIdsOfAnyCharactersComeBackPrintable) {
+  ServerProcess server({"--log-format=json"});
+  ControlClient client(Connect(server.tcp_address()));
+  const auto returned = [&client](const std::string& id) {
+    v1::PrefillRequest request;
+    request.set_session("none");
+    request.set_request_id(id);
+    v1::PrefillResponse response;
+    grpc::ClientContext context;
+    EXPECT_EQ(client.stub().Prefill(&context, request, &response).error_code(), grpc::StatusCode::NOT_FOUND);
+    const auto trailer = context.GetServerTrailingMetadata().find("x-request-id");
+    return trailer == context.GetServerTrailingMetadata().end()
+               ? ""
+               : std::string(trailer->second.data(), trailer->second.size());
+  };
+  EXPECT_EQ(returned("a \"b\""), "a \"b\"");
+  EXPECT_EQ(returned("a\nb"), "a\\nb");
+  EXPECT_EQ(returned(std::string("\0\x1b[2J", 5)), "\\x00\\x1b[2J");
+  EXPECT_EQ(returned("caf\u00e9"), "caf\\xc3\\xa9");
+  EXPECT_EQ(returned(std::string(1'000, '\x01')).size(), 4 * 128u);
+
+  const std::string log = LogOf(server);
+  const std::vector<nlohmann::json> lines = LinesWith(log, "Prefill failed: NOT_FOUND");
+  ASSERT_EQ(lines.size(), 5u) << log;
+  EXPECT_EQ(lines[1]["request"], "a\nb");
+  EXPECT_EQ(lines[3]["request"], "caf\u00e9");
+}
+
 TEST(CallLog, SnapshotCallsTellTheirCacheAndTheIdInTheirMetadata) {
   ServerProcess server({"--log-format=json"});
   ControlClient client(Connect(server.tcp_address()));
