@@ -30,7 +30,7 @@ void AddServerOptions(CLI::App* parser, ServerOptions* options) {
       ->check(CheckSeconds)
       ->capture_default_str();
   parser->add_flag("--json", options->json, "Print JSON instead of text");
-  parser->add_flag("--tls", options->tls, "Connect with TLS; implied by those below. Not used on a Unix socket")
+  parser->add_flag("--tls", options->tls, "Connect with TLS; implied by the --tls-... below. Not used on a Unix socket")
       ->envname("GDPCACHE_TLS");
   const auto add = [parser](const char* name, std::string& value, const char* description, const char* type,
                             const char* environment) {

@@ -108,7 +108,7 @@ absl::StatusOr<std::shared_ptr<const AccessControl>> AccessControl::Create(Acces
     absl::StatusOr<std::unique_ptr<TokenFile>> tokens = TokenFile::Open(access->options_.token_file, std::move(names));
     if (!tokens.ok()) return tokens.status();
     access->tokens_ = *std::move(tokens);
-    spdlog::info("{} tokens read from {}", access->tokens_->count(), access->tokens_->path());
+    spdlog::info("{} read from {}", cache::Counted(access->tokens_->count(), "token"), access->tokens_->path());
   }
   if (!access->options_.tls.certificate.empty()) {
     absl::StatusOr<std::unique_ptr<ServerCertificate>> certificate = ServerCertificate::Open(access->options_.tls);
@@ -238,8 +238,9 @@ void AccessControl::LogRefusal(const absl::Status& status) const {
     return;
   }
   next_refusal_log_ = now + kRefusalLogPeriod;
-  spdlog::warn("refused: {}{}", std::string(status.message()),
-               refusals_ > 0 ? absl::StrCat(" (and ", std::exchange(refusals_, 0), " calls before)") : "");
+  spdlog::warn(
+      "refused: {}{}", std::string(status.message()),
+      refusals_ > 0 ? absl::StrCat(" (and ", cache::Counted(std::exchange(refusals_, 0), "call"), " before)") : "");
 }
 
 void AccessControl::KeepFresh() {
@@ -250,7 +251,7 @@ void AccessControl::KeepFresh() {
     lock.unlock();
     if (tokens_ != nullptr) {
       const absl::StatusOr<bool> read = tokens_->Refresh();
-      with_tokens.Note(read, absl::StrCat(tokens_->count(), " tokens read from ", tokens_->path()));
+      with_tokens.Note(read, absl::StrCat(cache::Counted(tokens_->count(), "token"), " read from ", tokens_->path()));
     }
     if (certificate_ != nullptr) {
       const absl::StatusOr<bool> read = certificate_->Refresh();
