@@ -83,8 +83,11 @@ void CheckIdentities(const AccessConfig& access, Errors& errors) {
       errors.push_back(absl::StrCat(which, ".tenant is '", tenant, "'; it may have letters, digits and . _ - / only"));
     }
     const auto& permissions = identity.permissions();
-    if (permissions.empty() || std::count(permissions.begin(), permissions.end(),
-                                          static_cast<int>(v1::Identity::PERMISSION_UNSPECIFIED)) > 0) {
+    // The text format takes any number for an enum.
+    const bool known = std::all_of(permissions.begin(), permissions.end(), [](int permission) {
+      return permission != v1::Identity::PERMISSION_UNSPECIFIED && v1::Identity::Permission_IsValid(permission);
+    });
+    if (permissions.empty() || !known) {
       errors.push_back(absl::StrCat(which, ".permissions must be one or more of READ, DATA and ADMIN"));
     }
   }

@@ -209,12 +209,14 @@ TEST_F(ConfigTest, IdentitiesAreChecked) {
     identities { name: "b" tenant: "t t" permissions: READ }
     identities { name: "c" tenant: "t" }
     identities { name: "d" tenant: "t" permissions: PERMISSION_UNSPECIFIED }
+    identities { name: "e" tenant: "t" permissions: [READ, 7] }
   )");
   const std::string errors = ParseErrors({"--config=" + path});
   for (const char* error :
        {"identities[0].name has 0 bytes; it must have 1 to 253", "identities[1].tenant has 0 bytes",
         "identities[2].name is 'a', as another one's is", "identities[3].tenant is 't t'; it may have",
-        "identities[4].permissions must be one or more of READ, DATA and ADMIN", "identities[5].permissions must be"}) {
+        "identities[4].permissions must be one or more of READ, DATA and ADMIN", "identities[5].permissions must be",
+        "identities[6].permissions must be"}) {
     EXPECT_THAT(errors, HasSubstr(error));
   }
 }
