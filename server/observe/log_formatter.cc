@@ -11,16 +11,43 @@
 namespace gdpcache::observe {
 namespace {
 
-// As JSON would have it, without the quotes: readable, one line, valid UTF-8.
-std::string Escape(absl::string_view text) {
-  const std::string quoted =
-      nlohmann::json(std::string(text)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return quoted.substr(1, quoted.size() - 2);
-}
-
 using Fields = nlohmann::ordered_json;
 
-std::string Dump(const Fields& value) { return value.dump(-1, ' ', false, Fields::error_handler_t::replace); }
+// What JSON lets stand as it is, and terminals obey or take for the end of a line: DEL, the control characters U+0080
+// to U+009F, and the separators and directions U+2028 to U+202E and U+2066 to U+2069. In `json`, which is valid UTF-8.
+std::string EscapeRest(const std::string& json) {
+  std::string escaped;
+  escaped.reserve(json.size());
+  for (std::size_t n = 0; n < json.size(); ++n) {
+    const auto byte = [&json, n](std::size_t ahead) {
+      return n + ahead < json.size() ? static_cast<unsigned char>(json[n + ahead]) : 0;
+    };
+    const int third = byte(2);
+    if (byte(0) == 0x7F) {
+      escaped += "\\u007f";
+    } else if (byte(0) == 0xC2 && byte(1) < 0xA0) {
+      absl::StrAppend(&escaped, "\\u00", absl::Hex(byte(1)));
+      n += 1;
+    } else if (byte(0) == 0xE2 && ((byte(1) == 0x80 && third >= 0xA8 && third <= 0xAE) ||
+                                   (byte(1) == 0x81 && third >= 0xA6 && third <= 0xA9))) {
+      absl::StrAppend(&escaped, "\\u20", absl::Hex((byte(1) == 0x80 ? 0 : 0x40) + third - 0x80, absl::kZeroPad2));
+      n += 2;
+    } else {
+      escaped += json[n];
+    }
+  }
+  return escaped;
+}
+
+std::string Dump(const Fields& value) {
+  return EscapeRest(value.dump(-1, ' ', false, Fields::error_handler_t::replace));
+}
+
+// As JSON would have it, without the quotes: readable, one line, valid UTF-8.
+std::string Escape(absl::string_view text) {
+  const std::string quoted = Dump(std::string(text));
+  return quoted.substr(1, quoted.size() - 2);
+}
 
 // name=value, in quotes unless it is a plain word.
 void AppendAsText(const Fields& fields, std::string& line) {

@@ -49,6 +49,17 @@ TEST(LogFormatterTest, NothingSomebodySentBreaksTheLine) {
   EXPECT_TRUE(nlohmann::json::accept(Line(LogFormat::kJson, hostile)));
 }
 
+TEST(LogFormatterTest, NothingSomebodySentMovesTheCursor) {
+  const std::string hostile = "\x7f|\u0080|\u009b31m|\u2028|\u202e|\u2066|\u2069";
+  const std::string harmless = "\u00a0|\u00e9|\u2027|\u202f|\u2065|\u206a|\U0001f600";
+  const std::string escaped = R"(\u007f|\u0080|\u009b31m|\u2028|\u202e|\u2066|\u2069)";
+  for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
+    EXPECT_THAT(Line(format, hostile), ::testing::HasSubstr(escaped));
+    EXPECT_THAT(Line(format, harmless), ::testing::HasSubstr(harmless));
+  }
+  EXPECT_EQ(nlohmann::json::parse(Line(LogFormat::kJson, hostile))["message"], hostile);
+}
+
 /// What observe::Log writes.
 std::string LineOf(LogFormat format, const std::string& message, const std::vector<LogField>& fields) {
   std::ostringstream lines;
