@@ -3,9 +3,9 @@
 
 namespace gdpcache {
 
-/// While it lives, what gRPC has to say goes to the server's log, in its format, ten lines a second at most: clients
-/// cause some of it (handshakes that fail, say). Before and after that, and with later versions of gRPC, which log
-/// through Abseil, it goes to stderr as it is.
+/// While it lives, what gRPC and Protobuf have to say goes to the server's log, in its format, ten lines a second at
+/// most: clients cause some of it (handshakes that fail, strings that are no UTF-8). Before that, and with later
+/// versions of them, which log through Abseil, it goes to stderr as it is.
 class GrpcLog {
  public:
   GrpcLog();

@@ -208,6 +208,18 @@ TEST(CallLog, AHostileClientCannotFillTheDisk) {
   EXPECT_LT(LogOf(server).size(), kCalls * 200u);
 }
 
+TEST(CallLog, WhatProtobufHasToSayOfAHostileClientIsInItToo) {
+  constexpr int kCalls = 1'000;
+  ServerProcess server({"--log-format=json"});
+  const auto channel = Connect(server.tcp_address());
+  for (int n = 0; n < kCalls; ++n) {  // a session's id that is no UTF-8
+    EXPECT_FALSE(CallRaw(channel, "/gdpcache.v1.StateCache/KeepAlive", "\x0a\x03\xff\xfe\x0a").status.ok());
+  }
+  const std::vector<nlohmann::json> lines = LinesWith(LogOf(server), "protobuf: ");
+  EXPECT_GE(lines.size(), 1u);
+  EXPECT_LT(lines.size(), kCalls / 2u);
+}
+
 TEST(Log, HasWhatGrpcSaysInTheSameForm) {
   setenv("GRPC_VERBOSITY", "debug", 1);
   ServerProcess server({"--log-format=json", "--log-level=debug"});
