@@ -7,12 +7,18 @@
 #include <chrono>
 #include <exception>
 #include <future>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 namespace gdpcache::observe {
 namespace {
+
+// The library's two threads, and 30 s for each request, let anybody who opens a few connections and sends nothing hide
+// what the server is going through.
+constexpr char kThreads[] = "8";
+constexpr char kRequestTimeoutMs[] = "1000";
 
 // Connects to "host:port" and hangs up.
 void Knock(const std::string& address) {
@@ -40,7 +46,8 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(
   // The library reports a port that is taken by an exception, which must not leave here.
   std::unique_ptr<prometheus::Exposer> exposer;
   try {
-    exposer = std::make_unique<prometheus::Exposer>(address);
+    exposer = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", address, "num_threads", kThreads, "request_timeout_ms", kRequestTimeoutMs});
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", address, ": ", error.what()));
   }

@@ -1,5 +1,19 @@
 #include "server/observe/metrics_endpoint.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <prometheus/registry.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -7,6 +21,38 @@
 
 namespace gdpcache::observe {
 namespace {
+
+/// A connection over which `bytes` have been sent; -1: there is none.
+int ConnectAndSend(const std::string& address, absl::string_view bytes) {
+  sockaddr_in peer = {};
+  peer.sin_family = AF_INET;
+  peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  peer.sin_port = htons(static_cast<std::uint16_t>(std::atoi(address.substr(address.rfind(':') + 1).c_str())));
+  const int connection = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (connect(connection, reinterpret_cast<const sockaddr*>(&peer), sizeof(peer)) != 0 ||
+      send(connection, bytes.data(), bytes.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(bytes.size())) {
+    close(connection);
+    return -1;
+  }
+  return connection;
+}
+
+TEST(MetricsEndpointTest, AnswersAlthoughOthersNeverFinishTheirRequests) {
+  const absl::StatusOr<std::unique_ptr<MetricsEndpoint>> endpoint =
+      MetricsEndpoint::Start("127.0.0.1:0", {std::make_shared<prometheus::Registry>()});
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status();
+  std::vector<int> idle;
+  for (int n = 0; n < 16; ++n) idle.push_back(ConnectAndSend((*endpoint)->address(), "GET /metr"));
+  const int scrape = ConnectAndSend((*endpoint)->address(), "GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n");
+  ASSERT_GE(scrape, 0);
+  const timeval patience = {.tv_sec = 20, .tv_usec = 0};  // less than what one of them would be given otherwise
+  ASSERT_EQ(setsockopt(scrape, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
+  std::string status(12, ' ');
+  EXPECT_EQ(recv(scrape, status.data(), status.size(), MSG_WAITALL), static_cast<ssize_t>(status.size()));
+  EXPECT_EQ(status, "HTTP/1.1 200");
+  for (const int connection : idle) close(connection);
+  close(scrape);
+}
 
 TEST(MetricsEndpointTest, StopsWithoutWaitingForItsListener) {
   for (const char* address : {"127.0.0.1:0", "localhost:0", "0.0.0.0:0"}) {
