@@ -158,8 +158,11 @@ def test_a_token_file_is_followed(secured: Secured, tmp_path: Path) -> None:
 
 
 def test_mistakes_are_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="in clear text"):
-        gdpcache.Client("example.org:7411", credentials=Credentials(token=ENGINE))
+    for address in ("example.org:7411", "127.example.org:7411", "127.1:7411", "[2001:db8::1]:7411", "10.0.0.1:7411"):
+        with pytest.raises(ValueError, match="in clear text"):
+            gdpcache.Client(address, credentials=Credentials(token=ENGINE))
+    for address in ("localhost:7411", "127.0.0.2:7411", "[::1]:7411", "unix:/run/x"):
+        gdpcache.Client(address, credentials=Credentials(token=ENGINE)).close()
     with pytest.raises(ValueError, match="belong together"):
         Credentials(certificate_file="a")
     with pytest.raises(ValueError, match="one of them"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import threading
 import time
@@ -13,7 +14,6 @@ from typing import Any
 import grpc
 
 _LOOK_SECONDS = 1.0
-_LOCAL_HOSTS = ("localhost", "[::1]")
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,16 @@ class Credentials:
         )
 
 
+def _is_this_host(host: str) -> bool:
+    """Not for names like 127.example.org, which anybody's name server may say to be elsewhere."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
 def _check_token(token: str) -> None:
     if not token or not all("!" <= character <= "~" for character in token):
         raise ValueError("the token is empty or has something else than printable ASCII characters in it")
@@ -80,7 +90,7 @@ class Access:
         )
         has_token = credentials.token is not None or credentials.token_file is not None
         host = address.rpartition(":")[0]
-        if has_token and not (self._tls or local or host in _LOCAL_HOSTS or host.startswith("127.")):
+        if has_token and not (self._tls or local or _is_this_host(host)):
             raise ValueError(f"the token would travel to {address!r} in clear text; use TLS")
         if credentials.token is not None:
             self._metadata = _bearer(credentials.token)
