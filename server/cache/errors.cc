@@ -67,7 +67,11 @@ absl::Status Exhausted(absl::string_view message, absl::Duration retry_after) {
 absl::Status ResourceError(absl::StatusCode code, absl::string_view resource_type, absl::string_view resource_name,
                            absl::string_view message) {
   absl::Status status(code, message);
-  status.SetPayload(kResourcePayload, EncodePair(resource_type, resource_name.substr(0, kMaxResourceName)));
+  std::size_t end = std::min(resource_name.size(), kMaxResourceName);
+  // Not within a character: half of one would make the details unreadable.
+  while (end > 0 && end < resource_name.size() && (static_cast<unsigned char>(resource_name[end]) & 0xC0) == 0x80)
+    --end;
+  status.SetPayload(kResourcePayload, EncodePair(resource_type, resource_name.substr(0, end)));
   return status;
 }
 

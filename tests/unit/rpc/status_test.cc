@@ -75,6 +75,19 @@ TEST(StatusTest, AResourceBecomesResourceInfo) {
   EXPECT_EQ(detail.resource_name(), "models/a");
 }
 
+TEST(StatusTest, ALongNameOfAResourceEndsWithAWholeCharacter) {
+  const std::string start(127, 'x');
+  for (const char* rest : {"\u00e9", "\u00e9\u00e9", "\U0001f600\U0001f600"}) {
+    const grpc::Status status =
+        ToGrpcStatus(cache::ResourceError(absl::StatusCode::kNotFound, "session", start + rest, "there is none"));
+    EXPECT_EQ(DetailOf<google::rpc::ResourceInfo>(status).resource_name(), start);
+  }
+  const std::string fits = std::string(126, 'x') + "\u00e9";
+  const grpc::Status status =
+      ToGrpcStatus(cache::ResourceError(absl::StatusCode::kNotFound, "session", fits + "\u00e9", "there is none"));
+  EXPECT_EQ(DetailOf<google::rpc::ResourceInfo>(status).resource_name(), fits);
+}
+
 TEST(StatusTest, PositionDifferencesBecomePositionMismatch) {
   const grpc::Status status = ToGrpcStatus(cache::PositionMismatch({{0, 7, 64, 128}, {2, 9, 0, 64}}));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
