@@ -22,8 +22,9 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Tls(const TlsOptions& 
   const auto read = [](const char* what, const std::string& path, std::string& into) -> absl::Status {
     if (path.empty()) return absl::OkStatus();
     absl::StatusOr<std::string> text = ReadFile(what, path);
-    if (text.ok()) into = *std::move(text);
-    return text.status();
+    if (!text.ok()) return text.status();
+    into = *std::move(text);
+    return absl::OkStatus();
   };
   if (absl::Status status = read("the certificate authority", tls.ca_file, options.pem_root_certs); !status.ok()) {
     return status;

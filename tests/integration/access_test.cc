@@ -84,12 +84,12 @@ void ExpectDecisions(const std::string& who, const std::shared_ptr<grpc::Channel
 void ExpectDecisionsByToken(const std::string& transport, const std::shared_ptr<grpc::Channel>& channel) {
   // All on one connection: what one call was does not stick to it.
   for (const Person& person : Everybody()) {
-    ExpectDecisions(transport + ", " + person.name, channel, person.metadata(), person.permissions);
+    ExpectDecisions(absl::StrCat(transport, ", ", person.name), channel, person.metadata(), person.permissions);
   }
   for (const std::string& wrong :
        {std::string("Bearer wrong-token-0123456789"), kEngine.token, "Basic " + kEngine.token, std::string("Bearer "),
         "Bearer " + kEngine.token + "0", "Bearer " + kEngine.token.substr(1)}) {
-    ExpectDecisions(transport + ", " + wrong, channel, {{"authorization", wrong}}, "");
+    ExpectDecisions(absl::StrCat(transport, ", ", wrong), channel, {{"authorization", wrong}}, "");
   }
   ExpectDecisions(transport + ", two tokens", channel,
                   {{"authorization", "Bearer " + kEngine.token}, {"authorization", "Bearer " + kReader.token}}, "");
