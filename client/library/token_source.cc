@@ -49,6 +49,10 @@ TokenSource::TokenSource(std::string token, std::string path) {
   looked_ = absl::Now();
 }
 
+TokenSource::~TokenSource() {
+  const std::lock_guard lock(mutex_);  // behind whoever has used it
+}
+
 absl::StatusOr<std::unique_ptr<TokenSource>> TokenSource::FromFile(std::string path) {
   absl::StatusOr<std::string> token = ReadToken(path);
   if (!token.ok()) return token.status();

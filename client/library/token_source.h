@@ -19,6 +19,8 @@ class TokenSource final : public grpc::MetadataCredentialsPlugin {
  public:
   explicit TokenSource(std::string token) : TokenSource(std::move(token), "") {}
 
+  ~TokenSource() override;  // maybe on a thread of gRPC's
+
   /// INVALID_ARGUMENT names a file that holds no token.
   static absl::StatusOr<std::unique_ptr<TokenSource>> FromFile(std::string path);
 

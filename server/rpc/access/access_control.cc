@@ -80,24 +80,36 @@ class Trouble {
 /// gRPC's way to ask, before a call reaches its handler.
 class AccessControl::Processor final : public grpc::AuthMetadataProcessor {
  public:
-  Processor(const AccessControl& access, bool own_user) : access_(access), own_user_(own_user) {}
+  Processor(const AccessControl& access, bool own_user) {
+    const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
+    access_ = &access;
+    own_user_ = own_user;
+  }
 
   bool IsBlocking() const override { return false; }
 
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata* /*consumed*/,
                        OutputMetadata* /*response*/) override {
+    const AccessControl* access = nullptr;
+    Credentials credentials;
+    {
+      const std::lock_guard lock(mutex_);
+      access = access_;
+      credentials.own_user = own_user_;
+    }
+    credentials.authorizations = ValuesOf(metadata, kAuthorization);
+    credentials.certificate_names = CertificateNames(context);
     const std::vector<std::string> path = ValuesOf(metadata, kPath);
-    const absl::Status status = access_
-                                    .Authorize(path.empty() ? "" : path.front(), {ValuesOf(metadata, kAuthorization),
-                                                                                  CertificateNames(context), own_user_})
-                                    .status();
-    if (!status.ok()) access_.LogRefusal(status);
+    const absl::Status status = access->Authorize(path.empty() ? "" : path.front(), credentials).status();
+    if (!status.ok()) access->LogRefusal(status);
     return ToGrpcStatus(status);
   }
 
  private:
-  const AccessControl& access_;
-  const bool own_user_;
+  // gRPC calls from threads of its own, and ThreadSanitizer does not see what orders them behind the construction.
+  std::mutex mutex_;
+  const AccessControl* access_ = nullptr;
+  bool own_user_ = false;
 };
 
 absl::StatusOr<std::shared_ptr<const AccessControl>> AccessControl::Create(AccessOptions options) {
