@@ -9,8 +9,8 @@
 
 namespace gdpcache::rpc {
 
-/// One unary RPC in progress; deletes itself when it has answered and gRPC is done with it. Its mutex is taken by whatever
-/// gRPC calls, and before the answer, so that the order gRPC guarantees is visible to ThreadSanitizer, too.
+/// One unary RPC in progress; deletes itself when it has answered and gRPC is done with it. Its mutex is taken by
+/// whatever gRPC calls, and before the answer, so that the order gRPC guarantees is visible to ThreadSanitizer, too.
 class UnaryReactor : public grpc::ServerUnaryReactor {
  public:
   void OnCancel() final;

@@ -53,7 +53,8 @@ class FlagsTest(unittest.TestCase):
     def test_every_field_of_the_file_is_a_flag_and_every_flag_a_field(self):
         proto = (SOURCE / "proto/gdpcache/config/v1/server_config.proto").read_text()
         message = re.search(r"^message ServerConfig \{(.*?)^\}", proto, re.MULTILINE | re.DOTALL).group(1)
-        fields = re.findall(r"^  (?:optional (?:string|int64|bool)|repeated string) (\w+) = \d+;", message, re.MULTILINE)
+        field = r"^  (?:optional (?:string|int64|bool)|repeated string) (\w+) = \d+;"
+        fields = re.findall(field, message, re.MULTILINE)
         self.assertEqual({field.replace("_", "-") for field in fields}, set(self.flags) - {"config"})
 
     def test_every_limit_has_a_row_with_its_default_and_every_row_is_one(self):

@@ -28,7 +28,8 @@ def openssl(*arguments: str | Path) -> None:
 def make_certificates(folder: Path) -> None:
     """An authority, and a server's and a client's certificate of it."""
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *key, "-keyout", folder / "ca.key", "-out", folder / "ca.crt", "-days", "2", "-subj", "/CN=ca")
+    authority = ("-keyout", folder / "ca.key", "-out", folder / "ca.crt", "-subj", "/CN=ca")
+    openssl("req", "-x509", *key, *authority, "-days", "2")
     for name, alternative in (("server", "IP:127.0.0.1,DNS:gdpcache.test"), ("engine", "DNS:engine.test")):
         request, extension = folder / f"{name}.csr", folder / f"{name}.ext"
         extension.write_text(f"subjectAltName={alternative}\n")
@@ -88,12 +89,16 @@ def test_who_is_nobody_is_told_so(secured: Secured) -> None:
 
 
 def test_the_server_must_be_of_the_authority(secured: Secured) -> None:
-    with gdpcache.Client(secured.server.tcp, credentials=Credentials(tls=True)) as client:
-        with pytest.raises(gdpcache.UnavailableError):
-            client.list_caches()
-    with gdpcache.Client(secured.server.tcp, credentials=Credentials()) as client:
-        with pytest.raises(gdpcache.UnavailableError):
-            client.list_caches()
+    with (
+        gdpcache.Client(secured.server.tcp, credentials=Credentials(tls=True)) as client,
+        pytest.raises(gdpcache.UnavailableError),
+    ):
+        client.list_caches()
+    with (
+        gdpcache.Client(secured.server.tcp, credentials=Credentials()) as client,
+        pytest.raises(gdpcache.UnavailableError),
+    ):
+        client.list_caches()
     for name, serves in (("gdpcache.test", True), ("other.test", False)):
         given = secured.credentials(ENGINE, server_name=name)
         with gdpcache.Client(secured.server.tcp, credentials=given) as client:
@@ -119,9 +124,11 @@ def test_the_asyncio_client_takes_the_same(secured: Secured) -> None:
 
 
 def test_on_the_unix_socket_tls_is_not_used_and_tokens_count(secured: Secured) -> None:
-    with gdpcache.Client(secured.server.unix, credentials=secured.credentials(READER)) as client:
-        with pytest.raises(gdpcache.PermissionDeniedError):
-            client.create_cache("n", GEOMETRY)
+    with (
+        gdpcache.Client(secured.server.unix, credentials=secured.credentials(READER)) as client,
+        pytest.raises(gdpcache.PermissionDeniedError),
+    ):
+        client.create_cache("n", GEOMETRY)
     with gdpcache.Client(secured.server.unix) as client:
         client.delete_cache(client.create_cache("n", GEOMETRY).cache.name)
 

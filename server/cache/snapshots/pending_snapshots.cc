@@ -47,8 +47,4 @@ std::vector<std::shared_ptr<PendingSnapshot>> PendingSnapshots::LastPartUntil(ab
   return found;
 }
 
-absl::Time PendingSnapshots::EarliestLastPart() const {
-  return by_time_.empty() ? absl::InfiniteFuture() : by_time_.begin()->first;
-}
-
 }  // namespace gdpcache::cache

@@ -47,8 +47,6 @@ class PendingSnapshots {
 
   std::vector<std::shared_ptr<PendingSnapshot>> OfSession(SessionKey session) const;
   std::vector<std::shared_ptr<PendingSnapshot>> LastPartUntil(absl::Time time) const;
-  /// InfiniteFuture if there is none.
-  absl::Time EarliestLastPart() const;
   std::int64_t size() const { return static_cast<std::int64_t>(by_time_.size()); }
 
  private:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import threading
@@ -106,10 +107,8 @@ class Access:
             now = time.monotonic()
             if now - self._looked >= _LOOK_SECONDS:
                 self._looked = now
-                try:
+                with contextlib.suppress(OSError, ValueError):
                     self._metadata = _bearer(_read_token(path))
-                except (OSError, ValueError):
-                    pass
             return self._metadata
 
     def open_channel(self, module: Any, address: str, options: tuple[tuple[str, int], ...]) -> Any:
