@@ -1,6 +1,7 @@
 // Overloads a server: see README.md.
 
 #include <CLI/CLI.hpp>
+#include <exception>
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -9,7 +10,9 @@
 #include "absl/time/time.h"
 #include "tests/bench/overload.h"
 
-int main(int argc, char** argv) {
+namespace {
+
+int Main(int argc, char** argv) {
   gdpcache::bench::OverloadOptions options;
   double seconds = 10;
   std::string json;
@@ -36,4 +39,15 @@ int main(int argc, char** argv) {
   std::cout << gdpcache::bench::ToTable(*report);
   if (!json.empty()) std::ofstream(json) << gdpcache::bench::ToJson(*report) << "\n";
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return Main(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "gdpcache_overload_bench: " << error.what() << "\n";
+    return 1;
+  }
 }
