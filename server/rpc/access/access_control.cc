@@ -20,8 +20,6 @@
 namespace gdpcache::rpc {
 namespace {
 
-constexpr absl::Duration kRefusalLogPeriod = absl::Seconds(1);
-
 constexpr char kAuthorization[] = "authorization";
 constexpr char kPath[] = ":path";
 
@@ -243,16 +241,10 @@ std::int64_t AccessControl::tenants() const {
 }
 
 void AccessControl::LogRefusal(const absl::Status& status) const {
-  const absl::Time now = absl::Now();
-  const std::lock_guard lock(mutex_);
-  if (now < next_refusal_log_) {
-    ++refusals_;
-    return;
-  }
-  next_refusal_log_ = now + kRefusalLogPeriod;
-  spdlog::warn(
-      "refused: {}{}", std::string(status.message()),
-      refusals_ > 0 ? absl::StrCat(" (and ", cache::Counted(std::exchange(refusals_, 0), "call"), " before)") : "");
+  const std::optional<std::int64_t> left_out = refusal_lines_.Admit(absl::Now());
+  if (!left_out.has_value()) return;
+  spdlog::warn("refused: {}{}", std::string(status.message()),
+               *left_out > 0 ? absl::StrCat(" (and ", cache::Counted(*left_out, "call"), " before)") : "");
 }
 
 void AccessControl::KeepFresh() {

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/observe/log_limiter.h"
 #include "server/rpc/access/identity.h"
 #include "server/rpc/access/server_certificate.h"
 #include "server/rpc/access/token_file.h"
@@ -91,11 +92,10 @@ class AccessControl {
   std::unique_ptr<TokenFile> tokens_;               // nullptr: none
   std::unique_ptr<ServerCertificate> certificate_;  // nullptr: no TLS
 
+  mutable observe::LogLimiter refusal_lines_{/*per_second=*/1, /*burst=*/1};
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable stop_;
   bool stopping_ = false;
-  mutable absl::Time next_refusal_log_ = absl::InfinitePast();
-  mutable std::int64_t refusals_ = 0;  // not logged
   std::thread refresher_;
 };
 
