@@ -1,0 +1,267 @@
+"""Hours of what serving engines do, on one server, with every result compared bit for bit; see ./dev soak.
+
+Clients (traffic.py) share a small server: they prefill ragged batches in pieces, keep, find, move and restore snapshots
+in three tiers that are always full, fork, take one-token steps, give up calls, forget sessions, and are killed.
+Meanwhile the server's memory, file descriptors, threads and the latency of a probe are recorded.
+
+The server must lose nothing: at the end all slots and sessions are back. After a quarter of the time memory, file
+descriptors and threads must have stopped growing; in less than ten minutes they are recorded, not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import pickle
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from conftest import start_server
+from documents import COUNT, GEOMETRY, LAYERS, Document, Results, measure
+from traffic import CACHE, SESSION_TTL
+
+import gdpcache
+
+JUDGED_SECONDS = 600
+PATIENCE = 60.0  # seconds, of the server to let go of what killed clients had
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What there was at one moment; latencies are those since the sample before."""
+
+    seconds: float
+    memory_mb: float  # anonymous, the server's
+    shared_mb: float
+    descriptors: int
+    threads: int
+    probe_median_ms: float
+    probe_p99_ms: float
+    prefills: int  # so far
+    kills: int
+
+
+class Fleet:
+    """The clients."""
+
+    def __init__(self, addresses: Sequence[str], results: Path, pace: float, seed: int, log: IO[str]) -> None:
+        self._addresses = itertools.cycle(addresses)
+        self._results = results
+        self._pace = pace
+        self._seeds = iter(range(seed, sys.maxsize))
+        self._log = log
+        self._lock = threading.Lock()
+        self._clients: list[subprocess.Popen[str]] = []
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.kills = 0
+
+    def start_one(self) -> None:
+        arguments = next(self._addresses), self._results, str(next(self._seeds)), str(self._pace)
+        client = subprocess.Popen(
+            [sys.executable, "-B", Path(__file__).parent / "traffic.py", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        self._clients.append(client)
+        assert client.stdout is not None
+        threading.Thread(target=self._count, args=(client.stdout,), daemon=True).start()
+
+    def _count(self, lines: IO[str]) -> None:
+        for line in lines:
+            # The last line of one that was killed may be cut off.
+            with contextlib.suppress(json.JSONDecodeError), self._lock:
+                self.counts.update(json.loads(line))
+
+    def kill_one(self, index: int) -> None:
+        client = self._clients.pop(index)
+        client.kill()
+        client.wait()
+        self.kills += 1
+
+    def failed(self) -> bool:
+        return any(client.poll() is not None for client in self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+class Probe:
+    """Small calls at a steady rate, and how long they take."""
+
+    def __init__(self, client: gdpcache.Client, document: Document, results: Results) -> None:
+        self._session = client.open_session(CACHE, client_name="probe")
+        (self._slot,) = self._session.acquire_slots()
+        self._call = gdpcache.PrefillCall(
+            **{name: array[:16] for name, array in document.layers[0].items()},
+            chunk_size=16,
+            state_indices=[self._slot],
+            initial_state=gdpcache.InitialState.ZERO,
+        )
+        self._expected = results.values[0][:16].tobytes()
+        self._times: list[float] = []
+
+    def call(self) -> None:
+        begin = time.perf_counter()
+        result = self._session.prefill(self._call)
+        self._times.append(1e3 * (time.perf_counter() - begin))
+        if result.v_new.tobytes() != self._expected:
+            raise RuntimeError("the probe's result differs")
+
+    def take(self) -> tuple[float, float]:
+        """Median and 99th percentile, in ms."""
+        times, self._times = sorted(self._times), []
+        return statistics.median(times), times[len(times) * 99 // 100]
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def status(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return {name: int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem", "Threads")}
+
+
+def take_sample(pid: int, seconds: float, probe: Probe, fleet: Fleet) -> Sample:
+    fields = status(pid)
+    median, p99 = probe.take()
+    return Sample(
+        seconds=round(seconds, 1),
+        memory_mb=fields["RssAnon"] / 1e3,
+        shared_mb=fields["RssShmem"] / 1e3,
+        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+        threads=fields["Threads"],
+        probe_median_ms=round(median, 3),
+        probe_p99_ms=round(p99, 3),
+        prefills=fleet.counts["prefills"],
+        kills=fleet.kills,
+    )
+
+
+def run(arguments: argparse.Namespace, pid: int, probe: Probe, fleet: Fleet) -> list[Sample]:
+    chance = random.Random(arguments.seed)
+    samples: list[Sample] = []
+    begin = time.monotonic()
+    next_kill = chance.expovariate(1 / arguments.kill_every)
+    while (now := time.monotonic() - begin) < arguments.seconds:
+        probe.call()
+        if fleet.failed():
+            raise RuntimeError("a client has failed")
+        if now > next_kill:
+            fleet.kill_one(chance.randrange(len(fleet)))
+            fleet.start_one()
+            next_kill = now + chance.expovariate(1 / arguments.kill_every)
+        if now > (len(samples) + 1) * arguments.interval:
+            samples.append(take_sample(pid, now, probe, fleet))
+            print(samples[-1], flush=True)
+        time.sleep(0.1)
+    return samples
+
+
+def growth(samples: list[Sample], name: str) -> tuple[float, float]:
+    """The medians of the second quarter of the time and of the last."""
+    quarter = len(samples) // 4
+    values = [float(getattr(sample, name)) for sample in samples]
+    return statistics.median(values[quarter : 2 * quarter]), statistics.median(values[-quarter:])
+
+
+def judge(samples: list[Sample]) -> Iterator[str]:
+    """What has grown."""
+    for name, slack in (("memory_mb", 4.0), ("shared_mb", 4.0), ("descriptors", 4.0), ("threads", 2.0)):
+        before, after = growth(samples, name)
+        if after > 1.05 * before + slack:
+            yield f"{name} grew from {before:g} to {after:g}"
+
+
+def wait_until_free(client: gdpcache.Client) -> None:
+    end = time.monotonic() + SESSION_TTL + PATIENCE
+    while (held := client.list_slots(CACHE).slots) or client.list_caches()[0].sessions:
+        if time.monotonic() > end:
+            raise RuntimeError(f"{len(held)} slots and {client.list_caches()[0].sessions} sessions are not given back")
+        time.sleep(0.2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=7200)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--pace", type=float, default=0.05, help="mean pause of a client between two things, seconds")
+    parser.add_argument("--kill-every", type=float, default=5, help="mean seconds between two kills")
+    parser.add_argument("--interval", type=float, default=10, help="seconds between two samples")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="where the samples go")
+    arguments = parser.parse_args()
+
+    with contextlib.ExitStack() as cleanup:
+        folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="gdpcache-soak-")))
+        server = start_server(
+            folder,
+            "--threads=1",
+            "--snapshot-device-memory=4MiB",
+            "--snapshot-host-memory=4MiB",
+            f"--snapshot-directory={folder}/snapshots",
+            "--snapshot-disk-size=16MiB",
+        )
+        cleanup.callback(server.process.kill)
+        client = cleanup.enter_context(gdpcache.Client(server.unix))
+        client.create_cache(CACHE, GEOMETRY, fingerprint="soak")
+        documents = [Document.create(number) for number in range(COUNT)]
+        with client.open_session(CACHE) as session:
+            results = [measure(session, document) for document in documents]
+        (folder / "results").write_bytes(pickle.dumps(results))
+        probe = Probe(client, documents[0], results[0])
+        log = cleanup.enter_context(open(folder / "clients", "w", encoding="utf-8"))
+        fleet = Fleet((server.unix, server.tcp), folder / "results", arguments.pace, arguments.seed, log)
+        begin = time.monotonic()
+        for _ in range(arguments.clients):
+            fleet.start_one()
+        try:
+            samples = run(arguments, server.process.pid, probe, fleet)
+            while len(fleet) > 0:
+                fleet.kill_one(0)
+            probe.close()
+            wait_until_free(client)
+        except BaseException:
+            print((folder / "clients").read_text(), (folder / "log").read_text()[-4000:], file=sys.stderr)
+            raise
+        # It stops in order, having written what it keeps.
+        server.process.terminate()
+        if server.process.wait(PATIENCE) != 0:
+            raise RuntimeError(f"the server ended with {server.process.returncode}: {(folder / 'log').read_text()}")
+
+    report = {
+        "seconds": round(time.monotonic() - begin),
+        "documents": COUNT,
+        "layers": LAYERS,
+        "kills": fleet.kills,
+        "counts": dict(sorted(fleet.counts.items())),
+        "samples": [dataclasses.asdict(sample) for sample in samples],
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1))
+    print(json.dumps({name: value for name, value in report.items() if name != "samples"}, indent=1))
+    for name in ("memory_mb", "shared_mb", "descriptors", "threads", "probe_median_ms", "probe_p99_ms"):
+        if len(samples) >= 4:
+            print("{}: {:.4g} in the second quarter, {:.4g} in the last".format(name, *growth(samples, name)))
+    grown = list(judge(samples)) if arguments.seconds >= JUDGED_SECONDS else []
+    for line in grown:
+        print(line, file=sys.stderr)
+    return 1 if grown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
