@@ -17,11 +17,6 @@ absl::StatusOr<engine::CallContext> Context(cache::Catalog& catalog, const std::
   return engine::CallContext{*std::move(found), origin.deadline};
 }
 
-template <typename Repeated>
-std::vector<std::int64_t> ToVector(const Repeated& values) {
-  return std::vector<std::int64_t>(values.begin(), values.end());
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<engine::Call>> AcquireSlots(cache::Catalog& catalog, engine::Engine& engine,
@@ -43,7 +38,7 @@ absl::StatusOr<std::shared_ptr<engine::Call>> ReleaseSlots(cache::Catalog& catal
                                                            const v1::ReleaseSlotsRequest& request, CallDone done) {
   absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), origin);
   if (!context.ok()) return context.status();
-  return engine.ReleaseSlots(*std::move(context), ToVector(request.slots()), std::move(done));
+  return engine.ReleaseSlots(*std::move(context), {request.slots().begin(), request.slots().end()}, std::move(done));
 }
 
 absl::StatusOr<std::shared_ptr<engine::Call>> ResetSlots(cache::Catalog& catalog, engine::Engine& engine,
@@ -51,7 +46,7 @@ absl::StatusOr<std::shared_ptr<engine::Call>> ResetSlots(cache::Catalog& catalog
                                                          CallDone done) {
   absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), origin);
   if (!context.ok()) return context.status();
-  return engine.ResetSlots(*std::move(context), ToVector(request.slots()), std::move(done));
+  return engine.ResetSlots(*std::move(context), {request.slots().begin(), request.slots().end()}, std::move(done));
 }
 
 absl::StatusOr<std::shared_ptr<engine::Call>> CopySlots(cache::Catalog& catalog, engine::Engine& engine,
@@ -61,7 +56,8 @@ absl::StatusOr<std::shared_ptr<engine::Call>> CopySlots(cache::Catalog& catalog,
   if (!context.ok()) return context.status();
   std::vector<engine::SlotCopyRequest> copies;
   copies.reserve(request.copies_size());
-  for (const v1::SlotCopy& copy : request.copies()) copies.push_back({copy.source(), ToVector(copy.destinations())});
+  for (const v1::SlotCopy& copy : request.copies())
+    copies.push_back({copy.source(), {copy.destinations().begin(), copy.destinations().end()}});
   return engine.CopySlots(*std::move(context), std::move(copies), std::move(done));
 }
 

@@ -1,3 +1,4 @@
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -13,10 +14,6 @@
 
 namespace gdpcache::rpc {
 namespace {
-
-std::vector<std::int64_t> ToVector(const google::protobuf::RepeatedField<std::int64_t>& values) {
-  return {values.begin(), values.end()};
-}
 
 /// Sends the contents of slots; the same states and locking as a streamed prefill's sending half.
 class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, private engine::StreamPeer {
@@ -37,7 +34,9 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
     }
     if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return Fail(status);
     auto call = plane_.engine.ReadSlots(
-        caller_, {.slots = ToVector(request.slots()), .layers = ToVector(request.layers())},
+        caller_,
+        {.slots = {request.slots().begin(), request.slots().end()},
+         .layers = {request.layers().begin(), request.layers().end()}},
         [this](engine::SlotContents contents) { Describe(contents); }, *this,
         [this](absl::Status status) { Done(std::move(status)); });
     if (!call.ok()) return Fail(call.status());
@@ -156,135 +155,6 @@ class ReadSlotsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
   bool finished_ = false;
 };
 
-/// Takes the contents of slots; the same states and locking as a streamed prefill's receiving half.
-class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
- public:
-  WriteSlotsReactor(const DataPlane& plane, grpc::CallbackServerContext& context, grpc::ByteBuffer& response)
-      : plane_(plane), context_(context), in_session_(context), rpc_(plane.log, "WriteSlots", context) {
-    response = EncodeMessage(v1::WriteSlotsResponse());
-    const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
-    StartRead(&frame_);
-  }
-
- private:
-  void OnReadDone(bool ok) override {
-    std::shared_ptr<engine::SlotWriter> call;
-    {
-      const std::lock_guard lock(mutex_);
-      if (finished_) return;
-      call = call_;
-    }
-    if (!ok) {
-      if (call == nullptr) return Fail(absl::InvalidArgumentError("the stream ended before its first frame"));
-      if (context_.IsCancelled()) return call->Cancel(ClientGone());
-      return call->EndOfInput();
-    }
-    const absl::Status status = call == nullptr ? TakeHeader(call) : TakeData(*call);
-    if (!status.ok()) {
-      if (call == nullptr) return Fail(status);
-      return call->Cancel(status);  // no effect if the call ended with it
-    }
-    const std::lock_guard lock(mutex_);
-    if (!finished_) StartRead(&frame_);
-  }
-
-  void OnCancel() override {
-    std::shared_ptr<engine::SlotWriter> call;
-    {
-      const std::lock_guard lock(mutex_);
-      cancelled_ = true;
-      call = call_;
-    }
-    if (call != nullptr) {
-      call->Cancel(ClientGone());
-    } else {
-      Fail(ClientGone());  // the reading thread may be at the header
-    }
-  }
-
-  void OnDone() override {
-    { const std::lock_guard lock(mutex_); }  // behind whoever has finished
-    delete this;
-  }
-
-  absl::Status TakeHeader(std::shared_ptr<engine::SlotWriter>& started) {
-    v1::WriteSlotsHeader header;
-    const absl::StatusOr<ParsedFrame> parsed = ParseFrame(frame_, header);
-    if (!parsed.ok()) return parsed.status();
-    if (parsed->kind != ParsedFrame::Kind::kHeader) {
-      return absl::InvalidArgumentError("the first frame holds no header");
-    }
-    absl::StatusOr<engine::CallContext> caller = FindCaller(plane_, context_, header.session());
-    if (!caller.ok()) return caller.status();
-    caller_ = *std::move(caller);
-    {
-      const std::lock_guard lock(mutex_);
-      rpc_.SetSession(*caller_.session);
-    }
-    if (absl::Status status = in_session_.Begin(*caller_.session); !status.ok()) return status;
-    const v1::SlotContents& contents = header.contents();
-    auto state = DecodeTensor("contents.state", contents.has_state(), contents.state());
-    if (!state.ok()) return state.status();
-    auto auxiliary = DecodeTensor("contents.auxiliary", contents.has_auxiliary(), contents.auxiliary());
-    if (!auxiliary.ok()) return auxiliary.status();
-    auto call = plane_.engine.WriteSlots(
-        caller_,
-        {.selection = {.slots = ToVector(contents.slots()), .layers = ToVector(contents.layers())},
-         .positions = ToVector(contents.positions()),
-         .state = *state,
-         .auxiliary = *auxiliary},
-        [this](absl::Status status) { Done(std::move(status)); });
-    if (!call.ok()) return call.status();
-    started = *std::move(call);
-    bool cancelled = false;
-    {
-      const std::lock_guard lock(mutex_);
-      if (finished_) {  // cancelled in the meantime; the call has not started and is forgotten
-        started = nullptr;
-        return ClientGone();
-      }
-      call_ = started;
-      cancelled = cancelled_;
-    }
-    if (cancelled) started->Cancel(ClientGone());
-    started->Start();
-    return absl::OkStatus();
-  }
-
-  absl::Status TakeData(engine::SlotWriter& call) {
-    caller_.session->Renew(plane_.clock.Now());
-    v1::WriteSlotsHeader second;
-    return DeliverFrame(frame_, second, call);
-  }
-
-  void Done(absl::Status status) {
-    if (!status.ok()) return Fail(status);
-    const std::lock_guard lock(mutex_);
-    finished_ = true;
-    in_session_.AnswerWaits();
-    Finish(rpc_.End(absl::OkStatus()));
-  }
-
-  void Fail(const absl::Status& status) {
-    const std::lock_guard lock(mutex_);
-    if (finished_) return;
-    finished_ = true;
-    Finish(rpc_.End(status));
-  }
-
-  const DataPlane& plane_;
-  grpc::CallbackServerContext& context_;
-  grpc::ByteBuffer frame_;
-  engine::CallContext caller_;  // of the reading thread until the call is started, read-only then
-  RpcInSession in_session_;
-
-  std::mutex mutex_;  // guards what follows
-  LoggedRpc rpc_;
-  std::shared_ptr<engine::SlotWriter> call_;
-  bool cancelled_ = false;
-  bool finished_ = false;
-};
-
 }  // namespace
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* HandleReadSlots(const DataPlane& plane,
@@ -293,12 +163,6 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HandleReadSlots(const DataPlane& pla
   auto* const reactor = new ReadSlotsReactor(plane, *context);
   reactor->Begin(*request);
   return reactor;
-}
-
-grpc::ServerReadReactor<grpc::ByteBuffer>* HandleWriteSlots(const DataPlane& plane,
-                                                            grpc::CallbackServerContext* context,
-                                                            grpc::ByteBuffer* response) {
-  return new WriteSlotsReactor(plane, *context, *response);
 }
 
 }  // namespace gdpcache::rpc
