@@ -256,21 +256,25 @@ class Driver {
 
   /// The most clients of which next to none is refused, found by trying.
   OverloadPhase RunAtLimit(absl::Duration duration) {
-    const auto fits = [this, trial = std::max(duration / 10, absl::Milliseconds(300))](int clients) {
-      const OverloadPhase phase = Run(clients, trial);
+    const auto fits = [](const OverloadPhase& phase) {
       return phase.offered_per_second - phase.admitted_per_second <= kRefusedAtLimit * phase.offered_per_second;
     };
+    const absl::Duration trial = std::max(duration / 10, absl::Milliseconds(300));
     int least = 1;
     int most = options_.clients;
     while (least < most) {
       const int middle = (least + most + 1) / 2;
-      if (fits(middle)) {
+      if (fits(Run(middle, trial))) {
         least = middle;
       } else {
         most = middle - 1;
       }
     }
-    return Run(least, duration);
+    // What fits into a trial may be too much for longer.
+    for (int clients = least;; clients -= (clients + 7) / 8) {
+      OverloadPhase phase = Run(clients, duration);
+      if (clients == 1 || fits(phase)) return phase;
+    }
   }
 
  private:
