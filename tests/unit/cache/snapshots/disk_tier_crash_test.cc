@@ -1,5 +1,5 @@
-// A disk tier whose process is killed again and again while it stores and removes. GDPCACHE_CRASH_ROUNDS in the
-// environment says how often; without it there are a few rounds.
+// A disk tier whose process is killed again and again while it stores and removes. GDPCACHE_KILL_ROUNDS in the
+// environment says how often (see `./dev crash`); without it there are a few rounds.
 
 #include <csignal>
 #include <cstdint>
@@ -31,7 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 
 int Rounds() {
-  const char* const rounds = std::getenv("GDPCACHE_CRASH_ROUNDS");
+  const char* const rounds = std::getenv("GDPCACHE_KILL_ROUNDS");
   return rounds == nullptr ? 25 : std::atoi(rounds);
 }
 
