@@ -40,6 +40,7 @@ from gdpcache.errors import (
 from gdpcache.layer_state import LayerState, SlotStates
 from gdpcache.prefill import DecayBase, InitialState, Precision, PrefillCall, States
 from gdpcache.types import (
+    BuildInfo,
     CacheGeometry,
     CacheInfo,
     CreatedCache,
@@ -73,6 +74,7 @@ __all__ = [
     "AsyncSession",
     "AsyncSnapshotWatch",
     "BoundaryPolicy",
+    "BuildInfo",
     "CacheGeometry",
     "CacheInfo",
     "CallCancelledError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gdpcache.types import (
+    BuildInfo,
     CacheGeometry,
     CacheInfo,
     DataType,
@@ -98,6 +99,11 @@ def server_info(message: cache_pb2.GetServerInfoResponse) -> ServerInfo:
             max_session_ttl=limits.max_session_ttl_ms / 1000,
             shared_memory_bytes=limits.shared_memory_bytes,
             max_regions=limits.max_regions,
+            max_calls=limits.max_calls,
+            max_queue_wait=limits.max_queue_wait_ms / 1000,
+            max_connection_calls=limits.max_connection_calls,
+            max_tenant_sessions=limits.max_tenant_sessions,
+            max_tenant_slots=limits.max_tenant_slots,
         ),
         addresses=tuple(message.addresses),
         transports=tuple(message.transports),
@@ -109,6 +115,8 @@ def server_info(message: cache_pb2.GetServerInfoResponse) -> ServerInfo:
         ),
         descriptor_socket=message.descriptor_socket,
         device_uuid=message.device_uuid,
+        build=BuildInfo(message.build.commit, message.build.compiler, tuple(message.build.libraries)),
+        expected_wait=message.expected_wait_ms / 1000,
     )
 
 

@@ -107,8 +107,13 @@ class ServerLimits:
     max_sessions: int
     max_sequences_per_call: int
     max_session_ttl: float  # seconds
-    shared_memory_bytes: int
-    max_regions: int
+    shared_memory_bytes: int  # registered system memory, all sessions together
+    max_regions: int  # registered regions and events, all sessions together
+    max_calls: int  # under way at a time; one session may have half of them
+    max_queue_wait: float  # seconds; a call that would have to wait longer for its turn is ResourceExhaustedError
+    max_connection_calls: int  # at a time on one connection
+    max_tenant_sessions: int  # at a time; 0: no limit of its own
+    max_tenant_slots: int  # held by one tenant's sessions; 0: no limit of its own
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,15 @@ class TierInfo:
     capacity_bytes: int
     used_bytes: int
     snapshots: int
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """What a server was made of, for people."""
+
+    commit: str  # of the source; "unknown" where it was not built from a git checkout
+    compiler: str
+    libraries: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -139,6 +153,8 @@ class ServerInfo:
     snapshot_tiers: tuple[TierInfo, ...]
     descriptor_socket: str  # see memory.proto; empty: no shared memory
     device_uuid: str  # of the GPU; empty on the CPU
+    build: BuildInfo
+    expected_wait: float  # seconds, of a call that came now, as far as can be told
 
 
 @dataclass(frozen=True)
