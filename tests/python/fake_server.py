@@ -66,7 +66,7 @@ def fake_server(handlers: dict[str, Handler]) -> Iterator[str]:
         "OpenSession": lambda request, context: session_pb2.OpenSessionResponse(session="s", ttl_ms=60_000),
         "CloseSession": lambda request, context: session_pb2.CloseSessionResponse(),
     }
-    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server = grpc.server(futures.ThreadPoolExecutor(16))
     server.add_generic_rpc_handlers((_Handlers({**defaults, **handlers}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -83,6 +83,7 @@ class SharingServer:
         self.path = str(folder / "descriptors")
         self.regions: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         self.refuse = ""  # why descriptors are refused
+        self.before_answering: Callable[[], Any] = lambda: None
         self.fail: Callable[[grpc.ServicerContext], Any] = lambda context: None
         self.requests: list[prefill_pb2.PrefillRequest] = []
         self.unregistered: list[str] = []
@@ -107,6 +108,7 @@ class SharingServer:
                     assert fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
                     token = f"{len(self._tokens):032x}"
                     self._tokens[token] = descriptors[0]
+                    self.before_answering()
                     connection.send(b"!" + self.refuse.encode() if self.refuse else token.encode())
 
     def handlers(self) -> dict[str, Handler]:

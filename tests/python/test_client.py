@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
-from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
@@ -13,16 +11,10 @@ import numpy as np
 import pytest
 from conftest import Server
 from problems import HEADS, KEY_DIM, VALUE_DIM, close, exact, random_call
+from waiting import wait_until
 
 import gdpcache
 from gdpcache import InitialState, Outputs, States, Transport
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_server_tells_about_itself(server: Server, client: gdpcache.Client) -> None:
@@ -31,6 +23,11 @@ def test_the_server_tells_about_itself(server: Server, client: gdpcache.Client) 
     assert info.backend == "cpu"
     assert {server.tcp, server.unix} == set(info.addresses)
     assert info.limits.max_session_ttl == 24 * 3600
+    assert info.limits.shared_memory_bytes > 0
+    assert info.limits.max_queue_wait == 10
+    assert info.limits.max_calls > 0
+    assert info.build.compiler
+    assert info.expected_wait >= 0
     assert client.is_serving()
 
 

@@ -109,10 +109,19 @@ def test_the_server_must_be_of_the_authority(secured: Secured) -> None:
                     client.list_caches()
 
 
+def test_watching_takes_the_token_along(secured: Secured) -> None:
+    with gdpcache.Client(secured.server.tcp, credentials=secured.credentials(ENGINE)) as client:
+        client.create_cache("m", GEOMETRY)
+        with client.watch_snapshots("m", existing=True) as events:
+            assert next(events).type is gdpcache.EventType.SYNCED
+
+
 def test_the_asyncio_client_takes_the_same(secured: Secured) -> None:
     async def run() -> None:
         async with gdpcache.AsyncClient(secured.server.tcp, credentials=secured.credentials(ENGINE)) as client:
             await client.create_cache("m", GEOMETRY)
+            async with client.watch_snapshots("m", existing=True) as events:
+                assert (await anext(events)).type is gdpcache.EventType.SYNCED
             async with await client.open_session("m") as session:
                 slots = await session.acquire_slots(1)
                 await session.read_slots(slots)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from fake_server import fake_server, server_info
+from fake_server import SharingServer, fake_server, server_info
+from waiting import wait_until
 
 import gdpcache
 from gdpcache import InitialState, Outputs, PrefillCall, Transport, _cuda
@@ -25,6 +30,7 @@ class Driver:
     def __init__(self) -> None:
         self.allocations: dict[int, tuple[int, int]] = {}  # size and buffer by address
         self.notes: list[str] = []
+        self.looks = 0  # at events until they have happened
         self._buffers = 0
         self._events = 0
 
@@ -67,9 +73,10 @@ class Driver:
         self.notes.append(f"{stream} waits for {event.value}")
         return 0
 
-    def cuEventSynchronize(self, event: Any) -> int:  # noqa: N802
-        self.notes.append(f"host waits for {event.value}")
-        return 0
+    def cuEventQuery(self, event: Any) -> int:  # noqa: N802
+        self.notes.append(f"host looks at {event.value}")
+        self.looks -= 1
+        return 600 if self.looks > 0 else 0
 
     def cuEventDestroy_v2(self, event: Any) -> int:  # noqa: N802
         self.notes.append(f"{event.value} is gone")
@@ -98,6 +105,8 @@ class Server:
         self.regions: dict[str, str] = {}  # handles by name
         self.requests: list[prefill_pb2.PrefillRequest] = []
         self.fail: Callable[[grpc.ServicerContext], Any] = lambda context: None
+        self.after_registering: Callable[[Any], Any] = lambda request: None
+        self.before_unregistering: Callable[[], Any] = lambda: None
 
     def handlers(self) -> dict[str, Any]:
         info = server_info(transports=["inline", "cuda_ipc"])
@@ -112,11 +121,14 @@ class Server:
     def _register(self, request: Any, context: grpc.ServicerContext) -> Any:
         assert request.name not in self.regions
         self.regions[request.name] = request.handle.rstrip(b"\0").decode()
+        self.after_registering(request)
         is_event = isinstance(request, memory_pb2.RegisterCudaEventRequest)
         return memory_pb2.RegisterCudaEventResponse() if is_event else memory_pb2.RegisterCudaMemoryResponse()
 
     def _unregister(self, request: Any, context: grpc.ServicerContext) -> Any:
-        del self.regions[request.name]
+        self.before_unregistering()
+        if self.regions.pop(request.name, None) is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, request.name)
         return memory_pb2.UnregisterMemoryResponse()
 
     def _prefill(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -230,8 +242,8 @@ def test_a_call_without_an_answer_gives_its_memory_up(
     server.fail = lambda context: time.sleep(0.2)
     with pytest.raises(gdpcache.DeadlineExceededError):
         session.prefill(call, timeout=0.05)
+    wait_until(lambda: driver.notes[-2:] == ["1 is gone", "2 is gone"])
     assert server.regions == {}
-    assert driver.notes[-2:] == ["1 is gone", "2 is gone"]
     server.fail = lambda context: None
     session.prefill(call)
     assert len(server.regions) == 4
@@ -239,6 +251,103 @@ def test_a_call_without_an_answer_gives_its_memory_up(
     with pytest.raises(gdpcache.InvalidArgumentError):
         session.prefill(call)
     assert len(server.regions) == 4
+
+
+def test_tensors_are_kept_until_the_server_has_let_go_of_them(
+    driver: Driver, server: Server, session: gdpcache.Session
+) -> None:
+    at_work = threading.Event()
+    lets_go = threading.Event()
+    server.fail = lambda context: at_work.wait(60)
+    server.before_unregistering = lambda: lets_go.wait(60)
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    kept = [weakref.ref(call.k), weakref.ref(call.out.v_new)]
+    with pytest.raises(gdpcache.DeadlineExceededError):
+        session.prefill(call, timeout=0.2)
+    del call
+    gc.collect()
+    assert all(tensor() is not None for tensor in kept)
+    assert not [note for note in driver.notes if "gone" in note]
+    lets_go.set()
+    at_work.set()
+    wait_until(lambda: driver.notes[-2:] == ["1 is gone", "2 is gone"])
+
+    def all_are_gone() -> bool:
+        gc.collect()
+        return all(tensor() is None for tensor in kept)
+
+    wait_until(all_are_gone)
+
+
+def test_registrations_without_an_answer_are_taken_back(
+    driver: Driver, server: Server, session: gdpcache.Session
+) -> None:
+    for kind in (memory_pb2.RegisterCudaMemoryRequest, memory_pb2.RegisterCudaEventRequest):
+        hanging = threading.Event()
+
+        def hang(request: Any, kind: type = kind, hanging: threading.Event = hanging) -> None:
+            if type(request) is kind:
+                hanging.wait(60)
+
+        server.after_registering = hang
+        with pytest.raises(gdpcache.DeadlineExceededError):
+            session.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE), timeout=0.2)
+        server.after_registering = lambda request: None
+        hanging.set()
+        # What was answered stays for the next call; the rest is given up.
+        wait_until(lambda: set(server.regions) == {known.name for known in session._state.cuda._allocations})
+    wait_until(lambda: driver.notes == ["1 is gone", "2 is gone"])
+    assert session.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE)).transport is Transport.CUDA_IPC
+
+
+def test_events_that_the_server_has_no_room_for_leave_the_other_transports(
+    driver: Driver, server: Server, session: gdpcache.Session
+) -> None:
+    def refuse(request: Any, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "10,000 regions and events")
+
+    with fake_server({**server.handlers(), "RegisterCudaEvent": refuse}) as address, gdpcache.Client(address) as client:
+        other = client.open_session("fake")
+        with pytest.raises(gdpcache.UnavailableError, match=r"cuda_ipc was asked for: .*10,000 regions"):
+            other.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE, transport="cuda_ipc"))
+        assert driver.notes == ["1 is gone", "2 is gone"]
+
+
+@pytest.fixture
+def mixed(driver: Driver, server: Server, tmp_path: Path) -> Iterator[gdpcache.Session]:
+    """A session that shares memory of both kinds."""
+    sharing = SharingServer(tmp_path)
+    info = server_info(transports=["cuda_ipc", "shared_memory"], descriptor_socket=sharing.path)
+
+    def unregister(request: Any, context: grpc.ServicerContext) -> Any:
+        owner: Any = server if request.name in server.regions else sharing
+        return owner._unregister(request, context)
+
+    handlers = {**sharing.handlers(), **server.handlers()}
+    handlers |= {"GetServerInfo": lambda request, context: info, "UnregisterMemory": unregister}
+    with (
+        fake_server(handlers) as address,
+        gdpcache.Client(address) as client,
+        client.open_session("fake") as opened,
+    ):
+        yield opened
+    sharing.close()
+
+
+def test_memory_of_the_host_is_waited_for(driver: Driver, mixed: gdpcache.Session) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE, g=np.zeros((16, 1), np.float32))
+    driver.looks = 4
+    assert mixed.prefill(call).transport is Transport.CUDA_IPC
+    assert driver.notes[-5:] == [f"{STREAM} waits for 2", *["host looks at 2"] * 4]
+
+
+def test_a_gpu_that_hangs_ends_the_wait_in_time(driver: Driver, server: Server, mixed: gdpcache.Session) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE, g=np.zeros((16, 1), np.float32))
+    driver.looks = 1 << 60
+    with pytest.raises(gdpcache.DeadlineExceededError):
+        mixed.prefill(call, timeout=0.5)
+    wait_until(lambda: server.regions == {})
+    assert driver.notes[-2:] == ["1 is gone", "2 is gone"]
 
 
 def test_what_cannot_be_shared_is_told(driver: Driver, session: gdpcache.Session) -> None:

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from fake_server import SharingServer, fake_server
+from waiting import wait_until
 
 import gdpcache
 from gdpcache import InitialState, Outputs, PrefillCall, Transport
@@ -99,7 +100,7 @@ def test_memory_of_a_call_without_an_answer_is_not_used_again(
     sharing.fail = lambda context: time.sleep(0.2)  # the server is still at work when the client gives up
     with pytest.raises(gdpcache.DeadlineExceededError):
         session.prefill(call_of(4096), timeout=0.05)
-    assert sharing.unregistered == ["arena-1"]
+    wait_until(lambda: sharing.unregistered == ["arena-1"])
     sharing.fail = lambda context: None
     assert session.prefill(call_of(4096)).transport is Transport.SHARED_MEMORY
     assert list(sharing.regions) == ["arena-2"]
@@ -112,7 +113,7 @@ def test_shared_arrays_of_a_call_without_an_answer_are_shared_no_more(
     sharing.fail = lambda context: time.sleep(0.2)
     with pytest.raises(gdpcache.DeadlineExceededError):
         session.prefill(call_of(4096, out=Outputs(v_new=out)), timeout=0.05)
-    assert sharing.unregistered == ["arena-1"]
+    wait_until(lambda: sharing.unregistered == ["arena-1"])
     sharing.fail = lambda context: None
     out[:] = 0
     result = session.prefill(call_of(4096, out=Outputs(v_new=out)))  # by a copy

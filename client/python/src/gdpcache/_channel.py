@@ -23,6 +23,13 @@ def address(given: str | None) -> str:
     return Address(given or os.environ.get("GDPCACHE_SERVER") or DEFAULT_ADDRESS).text
 
 
+class TimeIsUpError(DeadlineExceededError):
+    """The time was up before the next step of an operation began: of that step the server knows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("the timeout has passed")
+
+
 @dataclass(slots=True)
 class Deadline:
     """When an operation has to be over."""
@@ -39,11 +46,13 @@ class Deadline:
             return None
         left = self.at - time.monotonic()
         if left <= 0:
-            raise DeadlineExceededError("the timeout has passed")
+            raise TimeIsUpError
         return left
 
-    def for_call(self, own: float | None) -> float | None:
-        return self.remaining() if own is None else own
+    def detached(self, wait: float | None) -> float | None:
+        """Seconds to wait for what goes on by itself: never an error."""
+        left = None if math.isinf(self.at) else max(self.at - time.monotonic(), 0.0)
+        return left if wait is None else wait
 
     def sleep(self, seconds: float) -> float:
         """Of a pause, what the time allows."""

@@ -17,6 +17,7 @@ _ATTRIBUTE_BUFFER_ID = 7
 _ATTRIBUTE_DEVICE_ORDINAL = 9
 _EVENT_DISABLE_TIMING = 2
 _EVENT_INTERPROCESS = 4
+_NOT_READY = 600
 
 
 class CudaError(RuntimeError):
@@ -43,7 +44,7 @@ def _driver() -> Any:
     library.cuIpcGetEventHandle.argtypes = [pointer, pointer]
     library.cuMemcpyDtoHAsync_v2.argtypes = [pointer, ctypes.c_uint64, size, pointer]
     library.cuMemcpyHtoDAsync_v2.argtypes = [ctypes.c_uint64, pointer, size, pointer]
-    for name in ("cuStreamSynchronize", "cuEventSynchronize", "cuEventDestroy_v2", "cuCtxPushCurrent_v2"):
+    for name in ("cuStreamSynchronize", "cuEventQuery", "cuEventDestroy_v2", "cuCtxPushCurrent_v2"):
         getattr(library, name).argtypes = [pointer]
     library.cuEventRecord.argtypes = [pointer, pointer]
     library.cuStreamWaitEvent.argtypes = [pointer, pointer, ctypes.c_uint]
@@ -139,9 +140,13 @@ class Event:
         """Makes `stream` wait for what the event was last recorded behind."""
         _check(_driver().cuStreamWaitEvent(stream, self._event, 0), "cuStreamWaitEvent")
 
-    def wait(self) -> None:
-        """Until what the event was last recorded behind is done."""
-        _check(_driver().cuEventSynchronize(self._event), "cuEventSynchronize")
+    def has_happened(self) -> bool:
+        """Whether what the event was last recorded behind is done."""
+        result = _driver().cuEventQuery(self._event)
+        if result == _NOT_READY:
+            return False
+        _check(result, "cuEventQuery")
+        return True
 
     def close(self) -> None:
         _driver().cuEventDestroy_v2(self._event)

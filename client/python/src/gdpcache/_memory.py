@@ -4,13 +4,14 @@ copied into, and allocations on the GPU where tensors already are."""
 from __future__ import annotations
 
 import fcntl
+import functools
 import mmap
 import os
 import socket
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -18,12 +19,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gdpcache import _cuda
-from gdpcache._operations import Blocking, Operation, unary
+from gdpcache._channel import TimeIsUpError
+from gdpcache._operations import Blocking, Detached, Operation, unary
 from gdpcache.errors import (
+    CallCancelledError,
+    DeadlineExceededError,
     GdpCacheError,
     InvalidArgumentError,
     PermissionDeniedError,
     ResourceExhaustedError,
+    UnavailableError,
     UnimplementedError,
 )
 from gdpcache.types import Array, ServerInfo
@@ -31,12 +36,22 @@ from gdpcache.v1 import memory_pb2, prefill_pb2
 
 ALIGNMENT = 64  # bytes; of a cache line, and more than any element needs
 _SMALLEST_REGION = 16 << 20
-_UNREGISTER_TIMEOUT = 10.0  # seconds for a server to let go of memory that a call without an answer used
+_LETTING_GO = 60.0  # seconds for a server to let go of memory that a call without an answer used
+_GRACE = 0.02  # seconds that such a call waits for it
 _HANDOVER_TIMEOUT = 5.0  # seconds for a server on this host to take a descriptor
 
 
 class SharingUnavailableError(Exception):
     """Memory cannot be shared with this server, or no more of it. Nothing was sent yet: another transport may serve."""
+
+
+def may_have_been_done(error: BaseException) -> bool:
+    """Whether the server may be doing, or have done, what a call asked for: not when it has answered, nor when the call
+    has never begun."""
+    if isinstance(error, GdpCacheError):
+        lost = isinstance(error, (DeadlineExceededError, CallCancelledError, UnavailableError))
+        return lost and not isinstance(error, TimeIsUpError)
+    return True
 
 
 def aligned(size: int) -> int:
@@ -55,19 +70,39 @@ def unregister(session: str, name: str) -> Operation[None]:
     server that cannot be reached will when the session expires."""
     request = memory_pb2.UnregisterMemoryRequest(session=session, name=name)
     with suppress(GdpCacheError):
-        yield from unary("UnregisterMemory", request, memory_pb2.UnregisterMemoryResponse, timeout=_UNREGISTER_TIMEOUT)
+        yield from unary("UnregisterMemory", request, memory_pb2.UnregisterMemoryResponse)
+
+
+def _let_go(session: str, names: Iterable[str], keep: object, pair: EventPair | None = None) -> Operation[None]:
+    """After a call whose end is not known: until the server has let go of these regions and events it may be at work
+    in `keep`, which this holds for so long, and with the pair."""
+    try:
+        for name in names:
+            yield from unregister(session, name)
+    finally:
+        if pair is not None:
+            pair.close()
+
+
+class Descriptor:
+    """A file's, closed with the object: so that a thread that nobody waits for any more has one of its own."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
 
 
 class _Region:
     """One memfd, mapped here and by the server, and which parts of it are free."""
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, descriptor: int) -> None:
         self.name = name
         self.size = size
-        self.descriptor = os.memfd_create("gdpcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, size)
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        self.mapping = mmap.mmap(self.descriptor, size)
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        self.mapping = mmap.mmap(descriptor, size)
         self.memory = np.frombuffer(self.mapping, np.uint8)
         self.address = self.memory.ctypes.data
         self._free = [(0, size)]  # offset and size, ascending, never adjacent
@@ -196,29 +231,33 @@ class Arena:
         if self._limit > 0 and wanted > self._limit - total:
             wanted = size
         page = mmap.PAGESIZE
-        region = _Region(name, -(-wanted // page) * page)
+        memory = Descriptor(os.memfd_create("gdpcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        region = _Region(name, -(-wanted // page) * page, memory.number)
+        token = yield Blocking(functools.partial(self._hand_over, memory))
+        del memory
+        request = memory_pb2.RegisterSystemMemoryRequest(
+            session=self._session, name=name, token=token, size=region.size
+        )
         try:
-            token = yield Blocking(lambda: self._hand_over(region.descriptor))
-            request = memory_pb2.RegisterSystemMemoryRequest(
-                session=self._session, name=name, token=token, size=region.size
-            )
             yield from unary("RegisterSystemMemory", request, memory_pb2.RegisterSystemMemoryResponse)
         except (PermissionDeniedError, UnimplementedError) as error:
             self.available = False
             raise SharingUnavailableError(str(error)) from error
         except ResourceExhaustedError as error:
             raise SharingUnavailableError(str(error)) from error
-        finally:
-            os.close(region.descriptor)
+        except BaseException as error:
+            if may_have_been_done(error):
+                yield Detached(unregister(self._session, name), _LETTING_GO, _GRACE)
+            raise
         with self._lock:
             self._regions = [*self._regions, region]  # `find` may be looking at the list before
 
-    def _hand_over(self, descriptor: int) -> str:
+    def _hand_over(self, memory: Descriptor) -> str:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
                 connection.settimeout(_HANDOVER_TIMEOUT)
                 connection.connect(self._socket)
-                socket.send_fds(connection, [b"M"], [descriptor])
+                socket.send_fds(connection, [b"M"], [memory.number])
                 answer = connection.recv(4096).decode("utf-8", "replace")
         except OSError as error:  # as where server and client are containers with folders of their own
             self.available = False
@@ -227,15 +266,16 @@ class Arena:
             raise SharingUnavailableError(f"the server refused the memory: {answer[1:] or 'it hung up'}")
         return answer
 
-    def retire(self, names: set[str]) -> Operation[None]:
+    def retire(self, names: set[str], keep: object) -> Operation[None]:
         """After a call whose end is not known: the server may still be at work in these regions, so they are used no
-        more, and are given up as soon as it has let go of them."""
+        more, and `keep` is kept until it has let go of them."""
+        if not names:
+            return
         with self._lock:
             self._regions = [region for region in self._regions if region.name not in names]
             for size, parts in self._ready.items():
                 self._ready[size] = [part for part in parts if part.region.name not in names]
-        for name in names:
-            yield from unregister(self._session, name)
+        yield Detached(_let_go(self._session, names, keep), _LETTING_GO, _GRACE)
 
 
 class Allocation(NamedTuple):
@@ -262,9 +302,24 @@ class EventPair:
         names = prefill_pb2.PrefillRequest(ready_event=self.ready_event, done_event=self.done_event)
         self.encoded: bytes = names.SerializeToString()  # as fields of a request
 
+    def is_done(self) -> bool:
+        """Whether the server's work is."""
+        with self.context:
+            return self.done.has_happened()
+
     def close(self) -> None:
         self.ready.close()
         self.done.close()
+
+
+# What keeps memory of a GPU from being shared, but not the call from going another way.
+_NO_SHARING = (
+    _cuda.CudaError,  # memory without a handle, as of expandable segments
+    InvalidArgumentError,  # memory that the server cannot open, as of a part of an allocation
+    PermissionDeniedError,
+    UnimplementedError,
+    ResourceExhaustedError,
+)
 
 
 class CudaRegions:
@@ -306,13 +361,7 @@ class CudaRegions:
             raise SharingUnavailableError("the server shares no GPU memory with this client")
         try:
             known = yield from self._register(pointer)
-        except (
-            _cuda.CudaError,  # memory without a handle, as of expandable segments
-            InvalidArgumentError,  # memory that the server cannot open, as of a part of an allocation
-            PermissionDeniedError,
-            UnimplementedError,
-            ResourceExhaustedError,
-        ) as error:
+        except _NO_SHARING as error:
             raise SharingUnavailableError(str(error)) from error
         seen.append(known)
         return Place(known.name, pointer - known.base)
@@ -324,13 +373,18 @@ class CudaRegions:
             # What the caller has freed the GPU cannot use again for as long as the server has it open.
             if not _cuda.is_allocation(known.base, known.buffer):
                 self._forget({known.name})
-                yield from unregister(self._session, known.name)
+                yield Detached(unregister(self._session, known.name), _LETTING_GO, None)
         base, size, buffer = _cuda.allocation(pointer)
         name = f"cuda-{self._number()}"
         request = memory_pb2.RegisterCudaMemoryRequest(
             session=self._session, name=name, handle=_cuda.memory_handle(base), size=size
         )
-        yield from unary("RegisterCudaMemory", request, memory_pb2.RegisterCudaMemoryResponse)
+        try:
+            yield from unary("RegisterCudaMemory", request, memory_pb2.RegisterCudaMemoryResponse)
+        except BaseException as error:
+            if may_have_been_done(error):
+                yield Detached(unregister(self._session, name), _LETTING_GO, _GRACE)
+            raise
         allocation = Allocation(base, base + size, name, buffer)
         with self._lock:
             others = [known for known in self._allocations if known.base != base]
@@ -346,21 +400,28 @@ class CudaRegions:
             if self._pairs:
                 return self._pairs.pop()
         pair = EventPair(pointer, self._number())
-        for name, event in ((pair.ready_event, pair.ready), (pair.done_event, pair.done)):
-            request = memory_pb2.RegisterCudaEventRequest(session=self._session, name=name, handle=event.handle)
-            yield from unary("RegisterCudaEvent", request, memory_pb2.RegisterCudaEventResponse)
+        try:
+            for name, event in ((pair.ready_event, pair.ready), (pair.done_event, pair.done)):
+                request = memory_pb2.RegisterCudaEventRequest(session=self._session, name=name, handle=event.handle)
+                yield from unary("RegisterCudaEvent", request, memory_pb2.RegisterCudaEventResponse)
+        except BaseException as error:
+            names = (pair.ready_event, pair.done_event)
+            yield Detached(_let_go(self._session, names, None, pair), _LETTING_GO, _GRACE)
+            if isinstance(error, _NO_SHARING):
+                raise SharingUnavailableError(str(error)) from error
+            raise
         return pair
 
     def give_events(self, pair: EventPair) -> None:
         with self._lock:
             self._pairs.append(pair)
 
-    def retire(self, names: set[str], pair: EventPair) -> Operation[None]:
-        """After a call whose end is not known: returns when the server has let go of the memory and the events."""
+    def retire(self, names: set[str], pair: EventPair, keep: object) -> Operation[None]:
+        """After a call whose end is not known: the memory is registered anew when it is used again, and `keep` is kept
+        until the server has let go of the memory and the events."""
         self._forget(names)
-        for name in (*names, pair.ready_event, pair.done_event):
-            yield from unregister(self._session, name)
-        pair.close()
+        names = {*names, pair.ready_event, pair.done_event}
+        yield Detached(_let_go(self._session, names, keep, pair), _LETTING_GO, _GRACE)
 
     def close(self) -> None:
         """When the session has ended, and with it what the server knew of these events."""

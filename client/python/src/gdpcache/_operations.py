@@ -25,7 +25,6 @@ class Unary:
     path: str
     request: bytes
     wait_for_ready: bool = False
-    timeout: float | None = None  # seconds of its own, for what has to be done after the operation's time is up
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,31 @@ class Stream:
 
 @dataclass(frozen=True)
 class Blocking:
-    """Something of this machine that may take a moment. The result is the function's."""
+    """Something of this machine that may take a moment, done on another thread. The result is the function's. When the
+    operation's time is up it is left alone, so whatever it uses must be its own, and it must come to an end."""
 
     function: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Sleep:
+    """A pause. Of 0 seconds: the place to stop at when the time is up, in the middle of something long."""
+
     seconds: float
 
 
-Request = Unary | Stream | Blocking | Sleep
+@dataclass(frozen=True)
+class Detached:
+    """What has to be done also when the operation's time is up, or when it has failed: it goes on by itself, for as
+    long as `timeout` seconds. Its errors are nobody's. The operation waits for it at most `wait` seconds, None: as long
+    as its own time allows."""
+
+    operation: Generator[Any, Any, None]
+    timeout: float
+    wait: float | None
+
+
+Request = Unary | Stream | Blocking | Sleep | Detached
 Operation = Generator[Request, Any, T]
 
 
@@ -62,9 +75,7 @@ def parse(message_class: type[T], data: bytes) -> T:
         raise protocol_error(f"{message_class.__name__}: {error}") from None
 
 
-def unary(
-    method: str, request: Any, response_class: type[T], *, wait_for_ready: bool = False, timeout: float | None = None
-) -> Operation[T]:
+def unary(method: str, request: Any, response_class: type[T], *, wait_for_ready: bool = False) -> Operation[T]:
     """A unary call of the service."""
-    answer = yield Unary(SERVICE + method, request.SerializeToString(), wait_for_ready, timeout)
+    answer = yield Unary(SERVICE + method, request.SerializeToString(), wait_for_ready)
     return parse(response_class, answer)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gdpcache import _convert, _frames, _server, _tensors
 from gdpcache._memory import Arena, CudaRegions
-from gdpcache._operations import SERVICE, Operation, Stream, parse, unary
+from gdpcache._operations import SERVICE, Detached, Operation, Stream, parse, unary
 from gdpcache._recent import Recent
 from gdpcache._tensors import TensorView, indices
 from gdpcache.errors import GdpCacheError, NotFoundError, Resource, protocol_error
@@ -31,6 +31,7 @@ from gdpcache.v1 import memory_pb2, session_pb2, tensor_pb2
 if TYPE_CHECKING:
     from gdpcache._prepared import Plan
 
+_GIVING_BACK = 10.0  # seconds
 _PLANS = 64  # layers of one step share one
 
 
@@ -171,8 +172,7 @@ def fork_slot(session: SessionState, source: int, count: int) -> Operation[list[
     try:
         yield from copy_slots(session, [(source, forks)])
     except BaseException:
-        with suppress(GdpCacheError):
-            yield from release_slots(session, forks)
+        yield Detached(release_slots(session, forks), _GIVING_BACK, None)
         raise
     return forks
 

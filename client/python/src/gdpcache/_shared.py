@@ -9,16 +9,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from gdpcache import _tensors, _wire
-from gdpcache._memory import Allocation, Block, EventPair, Place, SharingUnavailableError, aligned
-from gdpcache._operations import SERVICE, Operation, Unary
+from gdpcache._memory import (
+    Allocation,
+    Block,
+    EventPair,
+    Place,
+    SharingUnavailableError,
+    aligned,
+    may_have_been_done,
+)
+from gdpcache._operations import SERVICE, Operation, Sleep, Unary
 from gdpcache._prepared import FIELDS, Prepared, Result, finish_expected
 from gdpcache._session import SessionState
 from gdpcache._tensors import TensorView
-from gdpcache.errors import CallCancelledError, DeadlineExceededError, GdpCacheError, UnavailableError
+from gdpcache.errors import UnavailableError
 from gdpcache.types import Array, PrefillResult, TensorLike, Transport
 from gdpcache.v1 import tensor_pb2
 
 _PREFILL = SERVICE + "Prefill"
+_PIECE = 8 << 20  # bytes that are copied at a time
+_POLL = 5e-5  # seconds between looks at an event
 _SHARED_MEMORY = tensor_pb2.Tensor.SHARED_MEMORY_FIELD_NUMBER
 
 
@@ -98,19 +108,23 @@ class _Places:
                 self._tensors[i] = out.source
         if sizes:
             self._blocks = yield from self._session.arena.allocate(sizes)
-            self._fill(copied, made)
+            yield from self._fill(copied, made)
 
-    def _fill(self, copied: list[tuple[int, int]], made: list[int]) -> None:
+    def _fill(self, copied: list[tuple[int, int]], made: list[int]) -> Operation[None]:
         blocks = iter(self._blocks)
         if copied:
             block = next(blocks)
             name, start = block.place
             self.on_host.add(name)
             for i, offset in copied:
-                view = self._prepared.views[i]
-                begin = start + offset
-                block.memory[begin : begin + view.size] = view.bytes_on_host()
-                self._inputs[i] = Place(name, begin)
+                data = self._prepared.views[i].bytes_on_host()
+                self._inputs[i] = Place(name, start + offset)
+                for at in range(0, data.nbytes, _PIECE):
+                    piece = data[at : at + _PIECE]
+                    begin = start + offset + at
+                    block.memory[begin : begin + piece.nbytes] = piece
+                    if piece.nbytes == _PIECE:
+                        yield Sleep(0)
         for i, block in zip(made, blocks, strict=True):
             self._outputs[i] = place = block.place
             self.on_host.add(place.region)
@@ -155,13 +169,6 @@ class _Places:
         return self._tensors[index] if memory is None else result.deliver(memory)
 
 
-def _may_be_at_work(error: BaseException) -> bool:
-    """Whether the server may still use the call's memory: not when it has answered."""
-    return not isinstance(error, GdpCacheError) or isinstance(
-        error, (DeadlineExceededError, CallCancelledError, UnavailableError)
-    )
-
-
 def run_shared(session: SessionState, prepared: Prepared) -> Operation[PrefillResult]:
     """Through memory of the host; what is on a GPU is copied."""
     places = _Places(session, prepared, on_gpu=False)
@@ -170,8 +177,8 @@ def run_shared(session: SessionState, prepared: Prepared) -> Operation[PrefillRe
     try:
         answer = yield Unary(_PREFILL, request)
     except BaseException as error:
-        if _may_be_at_work(error):
-            yield from session.arena.retire(places.on_host)
+        if may_have_been_done(error):
+            yield from session.arena.retire(places.on_host, places)
         raise
     return finish_expected(session, prepared, answer, expected, Transport.SHARED_MEMORY, places.deliver)
 
@@ -195,6 +202,7 @@ def run_cuda(session: SessionState, prepared: Prepared) -> Operation[PrefillResu
     yield from places.assign()
     pair: EventPair = yield from session.cuda.take_events(on_gpu[0].pointer)
     request, expected = places.encode(pair.encoded)
+    answered = False
     try:
         with pair.context:
             for other in streams[1:]:
@@ -202,18 +210,20 @@ def run_cuda(session: SessionState, prepared: Prepared) -> Operation[PrefillResu
                 pair.ready.let_wait(streams[0])
             pair.ready.record(streams[0])
         answer = yield Unary(_PREFILL, request)
+        answered = True
+        with pair.context:
+            for stream in streams:
+                pair.done.let_wait(stream)
+        if places.on_host:  # read or written by work that the answer does not wait for
+            while not pair.is_done():
+                yield Sleep(_POLL)
     except BaseException as error:
-        if _may_be_at_work(error):
-            yield from session.cuda.retire(places.on_device, pair)
-            yield from session.arena.retire(places.on_host)
+        if answered or may_have_been_done(error):
+            yield from session.arena.retire(places.on_host, places)
+            yield from session.cuda.retire(places.on_device, pair, places)
         else:
             session.cuda.give_events(pair)
         raise
-    with pair.context:
-        for stream in streams:
-            pair.done.let_wait(stream)
-        if places.on_host:  # read or written by work that the answer does not wait for
-            pair.done.wait()
     session.cuda.give_events(pair)
     return finish_expected(session, prepared, answer, expected, Transport.CUDA_IPC, places.deliver)
 

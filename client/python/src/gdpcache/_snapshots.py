@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gdpcache import _convert, _frames
+from gdpcache._memory import Descriptor
 from gdpcache._operations import SERVICE, Blocking, Operation, Sleep, Stream, parse, unary
 from gdpcache._session import SessionState
 from gdpcache._tensors import indices
@@ -136,6 +138,10 @@ class _Download:
             self.offset += len(message.payload)
 
 
+def _synchronize(file: Descriptor) -> None:
+    os.fsync(file.number)
+
+
 def export(cache: str, key: bytes, path: str | os.PathLike[str]) -> Operation[ExportedSnapshot]:
     """Into a file beside `path` first, so that `path` is never half a snapshot."""
     target = Path(path)
@@ -154,7 +160,7 @@ def export(cache: str, key: bytes, path: str | os.PathLike[str]) -> Operation[Ex
             if download.offset != download.size:
                 raise protocol_error(f"{download.offset} of {download.size} bytes came")
             file.flush()
-            yield Blocking(lambda: os.fsync(file.fileno()))
+            yield Blocking(functools.partial(_synchronize, Descriptor(os.dup(file.fileno()))))
         os.replace(partial, target)
     return ExportedSnapshot(download.position, download.offset)
 

@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 
 from gdpcache import _channel, _prefill, _server, _session, _shared, _snapshots, client, errors
-from gdpcache._channel import Deadline
-from gdpcache._operations import Blocking, Operation, Request, Sleep, Stream, Unary
+from gdpcache._channel import Deadline, TimeIsUpError
+from gdpcache._operations import Blocking, Detached, Operation, Request, Sleep, Stream, Unary
 from gdpcache.credentials import Access, Credentials
 from gdpcache.prefill import PrefillCall
 from gdpcache.types import (
@@ -48,9 +48,11 @@ class _Driver:
     def __init__(self, address: str, timeout: float, credentials: Credentials | None) -> None:
         self._address = address
         self._access = Access(address, credentials or Credentials.from_environment())
+        self.metadata = self._access.metadata  # what goes with a call
         self.timeout = timeout
         self._channel: grpc.aio.Channel | None = None
         self._unary: dict[str, Callable[..., Any]] = {}
+        self._detached: set[asyncio.Task[None]] = set()  # the event loop keeps no task alive
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -62,6 +64,8 @@ class _Driver:
     async def close(self) -> None:
         if self._channel is not None:
             await self._channel.close()
+        if self._detached:  # they end now
+            await asyncio.wait(self._detached)
 
     async def run(self, operation: Operation[T], timeout: float | None = None) -> T:
         deadline = Deadline.after(self.timeout if timeout is None else timeout)
@@ -85,16 +89,15 @@ class _Driver:
             call = self._unary.get(request.path)
             if call is None:
                 call = self._unary[request.path] = self.channel.unary_unary(request.path)
-            timeout = deadline.for_call(request.timeout)
             return await call(
                 request.request,
-                timeout=timeout,
+                timeout=deadline.remaining(),
                 wait_for_ready=request.wait_for_ready,
-                metadata=self._access.metadata(),
+                metadata=self.metadata(),
             )
         if isinstance(request, Stream):
             answers = self.channel.stream_stream(request.path)(
-                request.requests, timeout=deadline.remaining(), metadata=self._access.metadata()
+                request.requests, timeout=deadline.remaining(), metadata=self.metadata()
             )
             try:
                 async for answer in answers:
@@ -104,8 +107,29 @@ class _Driver:
             return None
         if isinstance(request, Sleep):
             return await asyncio.sleep(deadline.sleep(request.seconds))
-        assert isinstance(request, Blocking)
-        return await asyncio.get_running_loop().run_in_executor(None, request.function)
+        if isinstance(request, Blocking):
+            return await _on_another_thread(request.function, deadline.remaining())
+        assert isinstance(request, Detached)
+        task = asyncio.create_task(self._run_detached(request))
+        self._detached.add(task)
+        task.add_done_callback(self._detached.discard)
+        await asyncio.wait({task}, timeout=deadline.detached(request.wait))
+        return None
+
+    async def _run_detached(self, request: Detached) -> None:
+        with suppress(errors.GdpCacheError, grpc.aio.UsageError):  # the latter once the client is closed
+            await self.run(request.operation, request.timeout)
+
+
+async def _on_another_thread(function: Callable[[], T], timeout: float | None) -> T:
+    future = asyncio.get_running_loop().run_in_executor(None, function)
+    try:
+        await asyncio.wait({future}, timeout=timeout)
+        if not future.done():
+            raise TimeIsUpError
+        return future.result()
+    finally:
+        future.cancel()  # nobody takes its result any more; none if it is there
 
 
 class AsyncClient:
@@ -225,7 +249,7 @@ class AsyncSnapshotWatch:
 
     def __init__(self, driver: _Driver, request: bytes, timeout: float | None) -> None:
         self._closed = False
-        self._call = driver.channel.unary_stream(_snapshots.WATCH)(request, timeout=timeout)
+        self._call = driver.channel.unary_stream(_snapshots.WATCH)(request, timeout=timeout, metadata=driver.metadata())
         self._events: Iterator[SnapshotEvent] = iter(())
 
     def __aiter__(self) -> AsyncIterator[SnapshotEvent]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 
 from gdpcache import _channel, _prefill, _server, _session, _shared, _snapshots, errors
-from gdpcache._channel import Deadline
-from gdpcache._operations import Blocking, Operation, Request, Sleep, Stream, Unary
+from gdpcache._channel import Deadline, TimeIsUpError
+from gdpcache._operations import Blocking, Detached, Operation, Request, Sleep, Stream, Unary
 from gdpcache.credentials import Access, Credentials
 from gdpcache.layer_state import LayerState
 from gdpcache.prefill import PrefillCall
@@ -47,8 +49,9 @@ class _Driver:
 
     def __init__(self, address: str, timeout: float, credentials: Credentials | None) -> None:
         self.timeout = timeout
-        self._access = Access(address, credentials or Credentials.from_environment())
-        self.channel = self._access.open_channel(grpc, address, _channel.OPTIONS)
+        access = Access(address, credentials or Credentials.from_environment())
+        self.metadata = access.metadata  # what goes with a call
+        self.channel = access.open_channel(grpc, address, _channel.OPTIONS)
         self._unary: dict[str, Callable[..., Any]] = {}
 
     def run(self, operation: Operation[T], timeout: float | None = None) -> T:
@@ -73,16 +76,15 @@ class _Driver:
             call = self._unary.get(request.path)
             if call is None:
                 call = self._unary[request.path] = self.channel.unary_unary(request.path)
-            timeout = deadline.for_call(request.timeout)
             return call(
                 request.request,
-                timeout=timeout,
+                timeout=deadline.remaining(),
                 wait_for_ready=request.wait_for_ready,
-                metadata=self._access.metadata(),
+                metadata=self.metadata(),
             )
         if isinstance(request, Stream):
             answers = self.channel.stream_stream(request.path)(
-                request.requests, timeout=deadline.remaining(), metadata=self._access.metadata()
+                request.requests, timeout=deadline.remaining(), metadata=self.metadata()
             )
             try:
                 for answer in answers:
@@ -92,8 +94,35 @@ class _Driver:
             return None
         if isinstance(request, Sleep):
             return time.sleep(deadline.sleep(request.seconds))
-        assert isinstance(request, Blocking)
-        return request.function()
+        if isinstance(request, Blocking):
+            return _on_another_thread(request.function, deadline.remaining())
+        assert isinstance(request, Detached)
+        thread = threading.Thread(target=self._run_detached, args=(request,), name="gdpcache-detached", daemon=True)
+        thread.start()
+        return thread.join(deadline.detached(request.wait))
+
+    def _run_detached(self, request: Detached) -> None:
+        with suppress(errors.GdpCacheError, ValueError):  # the latter is what gRPC raises once the client is closed
+            self.run(request.operation, request.timeout)
+
+
+def _on_another_thread(function: Callable[[], T], timeout: float | None) -> T:
+    outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put((function(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=run, name="gdpcache-blocking", daemon=True).start()
+    try:
+        result, error = outcome.get(timeout=timeout)
+    except queue.Empty:
+        raise TimeIsUpError from None
+    if error is not None:
+        raise error
+    return cast(T, result)
 
 
 class Client:
@@ -233,7 +262,9 @@ class SnapshotWatch:
 
     def __init__(self, driver: _Driver, request: bytes, timeout: float | None) -> None:
         self._closed = False
-        self._answers = driver.channel.unary_stream(_snapshots.WATCH)(request, timeout=timeout)
+        self._answers = driver.channel.unary_stream(_snapshots.WATCH)(
+            request, timeout=timeout, metadata=driver.metadata()
+        )
         self._events: Iterator[SnapshotEvent] = iter(())
 
     def __iter__(self) -> Iterator[SnapshotEvent]:
