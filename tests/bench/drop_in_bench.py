@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fla_kernel
 import numpy as np
 
 import gdpcache
@@ -104,10 +105,10 @@ def difference(actual: Any, expected: Any) -> float:
 
 def triton_call(torch: Any, shape: Shape, arguments: dict[str, Any]) -> Callable[[], Any] | None:
     """The public kernel on the same tensors."""
-    try:
-        from fla.ops.gated_delta_product.chunk_deltaproduct_h import chunk_gated_delta_product_fwd_h as kernel
-    except ImportError:
+    found = fla_kernel.find()
+    if found is None:
         return None
+    kernel = found
     _, sequences, tokens, m, heads, key_dim, value_dim = shape
     initial = torch.zeros(sequences, heads, key_dim, value_dim, device="cuda")
     on_gpu = {**arguments, "cu_seqlens": arguments["cu_seqlens"].cuda()}
@@ -221,8 +222,10 @@ def main() -> None:
     backend = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     library: Any = np
     if backend == "cuda":
-        import torch
-
+        try:
+            import torch
+        except ImportError:
+            raise SystemExit("drop_in_bench: torch is not installed") from None
         library = torch
     with tempfile.TemporaryDirectory() as folder:
         server = subprocess.Popen(

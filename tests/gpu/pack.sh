@@ -1,17 +1,25 @@
 #!/bin/sh
-# Packs the GPU tests, the benchmarks, the server and its command with the shared libraries they need, for a GPU host
-# without packages. The host needs an NVIDIA driver and a C library at least as new as this machine's.
+# Packs the GPU tests, the benchmarks, the server, its command and the Python package with the shared libraries they
+# need, for a GPU host without packages. The host needs an NVIDIA driver and a C library at least as new as this
+# machine's.
 #
-#   tests/gpu/pack.sh BUILD_DIRECTORY OUTPUT_DIRECTORY
+#   tests/gpu/pack.sh BUILD_DIRECTORY OUTPUT_DIRECTORY [WHEEL...]
 #
 # Then copy OUTPUT_DIRECTORY to the GPU host and run its run.sh.
+#
+# The Python tests and benchmarks run on the host's own Python, 3.10 or newer, which brings torch with CUDA (and fla-core
+# for comparisons). Of numpy, grpcio, protobuf and pytest it needs what the wheels do not hold: these are unpacked as
+# they are, so that nothing has to be installed there. For a host with Python 3.12, say:
+#
+#   pip download --only-binary :all: --python-version 3.12 --dest wheels grpcio protobuf pytest
 set -eu
-if [ $# -ne 2 ]; then
-  sed -n '2,7p' "$0" >&2
+if [ $# -lt 2 ]; then
+  sed -n '2,15p' "$0" >&2
   exit 2
 fi
 build=$1
 output=$2
+shift 2
 source=$(cd "$(dirname "$0")/../.." && pwd)
 
 mkdir -p "$output/lib"
@@ -30,4 +38,24 @@ rm -rf "$output/golden"
 mkdir "$output/golden"
 cp "$source"/tests/golden/*.safetensors "$output/golden/"
 cp "$source/tests/gpu/run.sh" "$output/"
+
+# Python's part lies as in the repository.
+rm -rf "${output:?}/bin" "$output/client" "$output/tests" "$output/wheels"
+mkdir -p "$output/bin" "$output/client/python" "$output/tests/bench" "$output/tests/python"
+for program in gdpcached gdpcache_cuda_bench; do
+  cp "$source/tests/gpu/with_libraries.sh" "$output/bin/$program"
+done
+if [ -d "$build/client/python/package/gdpcache" ]; then
+  cp -R "$build/client/python/package" "$source/client/python/examples" "$output/client/python/"
+else
+  echo "pack.sh: the build has no Python package, so there is none here" >&2
+fi
+cp "$source"/tests/python/*.py "$source/tests/python/pytest.ini" "$output/tests/python/"
+for test in package fla_bench cuda_resources; do # of sources that stay behind
+  rm "$output/tests/python/test_$test.py"
+done
+cp "$source"/tests/bench/*.py "$output/tests/bench/"
+for wheel in "$@"; do
+  python3 -m zipfile -e "$wheel" "$output/wheels"
+done
 du -sh "$output"

@@ -12,8 +12,17 @@
 #   run.sh snapshots                snapshots of a server on the GPU, restored from every tier, and their benchmark
 #   run.sh service [ARGUMENTS]      the benchmark of the service on the GPU
 #   run.sh user [ARGUMENTS]         gdpcache bench against a server on the GPU
+#
+# With the host's Python ($PYTHON, else python3), which needs torch with CUDA, and numpy, grpcio, protobuf and pytest
+# unless wheels of them were packed:
+#
+#   run.sh python [ARGUMENTS]       the tests of the Python package, those of tensors on the GPU among them (pytest's
+#                                   arguments, as test_cuda.py)
+#   run.sh drop_in [cuda|cpu] [JSON]  Megatron-LM's function on the server, beside the Triton kernel of fla-core if there
+#   run.sh fla [ARGUMENTS]          the kernels alone beside that Triton kernel, in one run; needs fla-core
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
+host_libraries=${LD_LIBRARY_PATH-}
 export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export GDPCACHE_GOLDEN_DIRECTORY="$here/golden"
 
@@ -24,6 +33,26 @@ serve() {
   trap 'kill $!' EXIT
   until grep -q ready "$socket.ready"; do sleep 0.1; done
   cat "$socket.ready"
+}
+
+# The host's Python with the packed package, for programs that need these modules; the packed libraries are for the
+# packed programs alone.
+with_python() { # "MODULE..." ARGUMENT...
+  [ -d "$here/client/python/package" ] || {
+    echo "run.sh: the build that was packed had no Python package" >&2
+    exit 1
+  }
+  export LD_LIBRARY_PATH="$host_libraries" PYTHONPATH="$here/client/python/package:$here/wheels" PYTHONDONTWRITEBYTECODE=1
+  export GDPCACHED="$here/bin/gdpcached"
+  python=${PYTHON:-python3}
+  for module in $1; do
+    "$python" -c "import $module" || {
+      echo "run.sh: $python lacks the module $module; install it, or pack a wheel of it" >&2
+      exit 1
+    }
+  done
+  shift
+  "$python" "$@"
 }
 
 case "${1:-}" in
@@ -85,8 +114,21 @@ case "${1:-}" in
     serve
     "$here/gdpcache" bench --server "unix:$socket" "$@"
     ;;
+  python)
+    shift
+    cd "$here/tests/python"
+    with_python "numpy google.protobuf grpc pytest" -m pytest -q -p no:cacheprovider "$@"
+    ;;
+  drop_in)
+    shift
+    with_python "numpy google.protobuf grpc" "$here/tests/bench/drop_in_bench.py" "$@"
+    ;;
+  fla)
+    shift
+    with_python "torch fla" "$here/tests/bench/fla_bench.py" --program "$here/bin/gdpcache_cuda_bench" "$@"
+    ;;
   *)
-    sed -n '2,14p' "$0" >&2
+    sed -n '2,24p' "$0" >&2
     exit 2
     ;;
 esac

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-FOLDER = Path(__file__).parent.parent / "golden"
+FOLDER = Path(os.environ.get("GDPCACHE_GOLDEN_DIRECTORY") or Path(__file__).parent.parent / "golden")
 NAMES = sorted(path.stem for path in FOLDER.glob("*.safetensors"))
 
 Array = npt.NDArray[Any]
