@@ -339,3 +339,29 @@ def test_a_client_that_is_closed_stops_its_sessions(server: Server, cache: str) 
     wait_until(lambda: all(thread.name != "gdpcache-keep-alive" for thread in threading.enumerate()))
     with pytest.raises(ValueError, match="closed"):
         session.acquire_slots()
+
+
+def test_options_and_dtypes_may_be_given_by_their_names(client: gdpcache.Client) -> None:
+    sizes = {"layers": 1, "slots": 2, "heads": HEADS, "key_dim": KEY_DIM, "value_dim": VALUE_DIM}
+    expected = gdpcache.CacheGeometry(**sizes, state_dtype=gdpcache.DataType.FLOAT16)
+    for dtype in ("float16", np.float16, np.dtype(np.float16)):
+        geometry = gdpcache.CacheGeometry(**sizes, state_dtype=dtype)  # type: ignore[arg-type]
+        assert geometry == expected
+    assert client.create_cache("names", geometry).cache.geometry == expected
+    with pytest.raises(TypeError, match="state_dtype is float64; expected float32, float16 or bfloat16"):
+        gdpcache.CacheGeometry(**sizes, state_dtype="float64")  # type: ignore[arg-type]
+    with client.open_session("names") as session:
+        call = random_call(1, 40, states=States.ALL, initial_state=InitialState.ZERO)
+        result = session.prefill(call)
+        call.states, call.initial_state, call.g_base, call.precision = "all", "zero", "log2", "default"
+        named = session.prefill(call)
+        assert (named.h == result.h).all()
+        assert call.states == "all"
+        for option in ("states", "initial_state"):
+            call.states, call.initial_state = "all", "zero"
+            setattr(call, option, "some")
+            with pytest.raises(ValueError, match="'some' is not a valid"):
+                session.prefill(call)
+        with pytest.raises(TypeError, match="states_dtype is float64; expected"):
+            session.prefill(random_call(1, 40, states="all", initial_state="zero", states_dtype="float64"))
+    client.delete_cache("names")

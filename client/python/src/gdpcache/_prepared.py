@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -133,7 +133,19 @@ def encoded_inline(tensor: Input, view: TensorView) -> tuple[bytes, memoryview]:
     return _wire.length_key(tensor.field, len(head) + data.nbytes) + head, data.data
 
 
+def _named(call: PrefillCall) -> PrefillCall:
+    """With options in the place of their names."""
+    states, initial_state = call.states, call.initial_state
+    return replace(
+        call,
+        states=States(states) if isinstance(states, str) else states,
+        initial_state=InitialState(initial_state) if isinstance(initial_state, str) else initial_state,
+    )
+
+
 def prepare(session: SessionState, call: PrefillCall, is_batched: bool) -> Prepared:
+    if isinstance(call.states, str) or isinstance(call.initial_state, str):
+        call = _named(call)
     k, w, u = _tensors.view("k", call.k), _tensors.view("w", call.w), _tensors.view("u", call.u)
     operands, views = [_K, _W, _U], [k, w, u]
     if call.g is not None:
@@ -163,6 +175,7 @@ def prepare(session: SessionState, call: PrefillCall, is_batched: bool) -> Prepa
 
 def _key(call: PrefillCall, views: list[TensorView], is_batched: bool) -> object:
     """Equal for calls that have a plan in common."""
+    states: Any = call.states
     return (
         None if call.cu_seqlens is None else fingerprint("cu_seqlens", call.cu_seqlens),
         None if call.state_indices is None else fingerprint("state_indices", call.state_indices),
@@ -171,7 +184,7 @@ def _key(call: PrefillCall, views: list[TensorView], is_batched: bool) -> object
         call.num_householder,
         call.save_new_value,
         call.output_final_state,
-        call.states if isinstance(call.states, States) else tuple([(n, j) for n, j in call.states]),
+        states if isinstance(states, States) else tuple([(n, j) for n, j in states]),
         call.states_dtype,
         call.initial_state if isinstance(call.initial_state, InitialState) else None,
         call.g_base,
@@ -247,17 +260,18 @@ def _request(session: SessionState, call: PrefillCall) -> prefill_pb2.PrefillReq
         else prefill_pb2.PRECISION_DEFAULT,
     )
     if call.states_dtype is not None:
-        request.states_dtype = _convert.dtype_to_wire(_tensors.data_type(call.states_dtype))
+        request.states_dtype = _convert.dtype_to_wire(_tensors.data_type(call.states_dtype, "states_dtype"))
     return request
 
 
 def _states(call: PrefillCall) -> prefill_pb2.StateSelection:
     selection = prefill_pb2.StateSelection
-    if isinstance(call.states, States):
-        return selection(mode=selection.MODE_ALL if call.states is States.ALL else selection.MODE_NONE)
+    states: Any = call.states
+    if isinstance(states, States):
+        return selection(mode=selection.MODE_ALL if states is States.ALL else selection.MODE_NONE)
     return selection(
         mode=selection.MODE_SELECTED,
-        selected=[prefill_pb2.BoundaryRef(sequence=n, boundary=j) for n, j in call.states],
+        selected=[prefill_pb2.BoundaryRef(sequence=n, boundary=j) for n, j in states],
     )
 
 
@@ -328,7 +342,7 @@ def _outputs(
 ) -> Iterable[Output]:
     boundaries = offsets[-1] if isinstance(call.states, States) else len(call.states)
     states = (session.geometry.heads, session.geometry.key_dim, session.geometry.value_dim)
-    h_dtype = k.dtype if call.states_dtype is None else _tensors.data_type(call.states_dtype)
+    h_dtype = k.dtype if call.states_dtype is None else _tensors.data_type(call.states_dtype, "states_dtype")
     shapes = (
         ("h", tensor_pb2.TENSOR_ID_H, h_dtype, (boundaries, *states)),
         ("v_new", tensor_pb2.TENSOR_ID_V_NEW, u.dtype, u.shape),

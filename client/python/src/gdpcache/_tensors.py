@@ -246,14 +246,17 @@ def indices(name: str, value: TensorLike | None) -> list[int]:
     return flat
 
 
-def data_type(value: object) -> DataType:
+def data_type(value: object, what: str = "dtype") -> DataType:
     """A dtype by any of its names: a DataType, "float32", numpy's, ml_dtypes' or torch's."""
     if isinstance(value, DataType):
         return value
     name = str(value).removeprefix("torch.")
     if name == str(value) and not isinstance(value, str):
         name = np.dtype(value).name  # type: ignore[call-overload]
-    return _data_type("dtype", name, "float32, float16 or bfloat16")
+    try:
+        return DataType("bfloat16" if name == "uint16" else name)
+    except ValueError:
+        raise TypeError(f"{what} is {name}; expected float32, float16 or bfloat16") from None
 
 
 _NUMPY: dict[DataType, np.dtype[Any]] = {

@@ -52,7 +52,7 @@ class PrefillCall:
     Tensors may be numpy arrays, torch tensors, or whatever shows its memory by ``__dlpack__`` or
     ``__cuda_array_interface__``; bfloat16 in numpy: see :mod:`gdpcache.bfloat16`. They must not change until the call
     has returned. Lists of integers may be any sequence, array or tensor; on a GPU they have to be fetched first, which
-    waits for it, so keep them on the host.
+    waits for it, so keep them on the host. Options may be given by their values, as ``states="all"``.
     """
 
     layer: int = 0
@@ -63,7 +63,7 @@ class PrefillCall:
     w: TensorLike
     u: TensorLike
     g: TensorLike | None = None  # float32, cumulative decay within each chunk; None: no decay
-    g_base: DecayBase = DecayBase.LOG2
+    g_base: DecayBase | str = DecayBase.LOG2
 
     # How T splits into sequences: boundaries [N + 1] on the expanded stream, or `batch` equal sequences (0 means 1).
     cu_seqlens: TensorLike | Sequence[int] | None = None
@@ -75,11 +75,11 @@ class PrefillCall:
     chunk_indices: TensorLike | Sequence[int] | None = None  # checked by the server when given
 
     state_indices: TensorLike | Sequence[int] | None = None  # [N] slots, -1 stores nowhere; None: no sequence has one
-    initial_state: InitialState | TensorLike = InitialState.SLOT  # or a tensor, [N, H, K, V] float32
+    initial_state: InitialState | str | TensorLike = InitialState.SLOT  # or a tensor, [N, H, K, V] float32
 
     save_new_value: bool = True  # return v_new
     output_final_state: bool = False  # return final_state
-    states: States | Sequence[tuple[int, int]] = States.NONE  # or (sequence, boundary) pairs, ascending, distinct
+    states: States | str | Sequence[tuple[int, int]] = States.NONE  # or (sequence, boundary) pairs, ascending, distinct
     states_dtype: DataType | str | Any | None = None  # of h; None: the input dtype. float32 keeps full precision
 
     # Boundaries to keep for other requests. Each layer's call names them; the last one makes them findable.
@@ -92,7 +92,7 @@ class PrefillCall:
     check_finite: bool = False  # NaN or infinity in an input fails the call
     auxiliary_state: TensorLike | None = None  # [N, auxiliary_bytes] uint8: replaces the slots' auxiliary bytes
     request_id: str = ""  # for the server's logs; at most 128 bytes
-    precision: Precision = Precision.DEFAULT
+    precision: Precision | str = Precision.DEFAULT
 
     out: Outputs = NOWHERE
     transport: Transport | str = Transport.AUTO  # AUTO: the session's choice

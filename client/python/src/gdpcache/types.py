@@ -71,8 +71,14 @@ class CacheGeometry:
     key_dim: int
     value_dim: int
     num_householder: int = 1
-    state_dtype: DataType = DataType.FLOAT32
+    state_dtype: DataType = DataType.FLOAT32  # or its name, or a dtype of numpy or torch
     auxiliary_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.state_dtype, DataType):
+            from gdpcache._tensors import data_type  # which imports this module
+
+            object.__setattr__(self, "state_dtype", data_type(self.state_dtype, "state_dtype"))
 
 
 @dataclass(frozen=True)
