@@ -14,7 +14,7 @@
 #   pip download --only-binary :all: --python-version 3.12 --dest wheels grpcio protobuf pytest
 set -eu
 if [ $# -lt 2 ]; then
-  sed -n '2,15p' "$0" >&2
+  sed '1d; /^set -eu/,$d' "$0" >&2
   exit 2
 fi
 build=$1

@@ -18,7 +18,8 @@
 #
 #   run.sh python [ARGUMENTS]       the tests of the Python package, those of tensors on the GPU among them (pytest's
 #                                   arguments, as test_cuda.py)
-#   run.sh drop_in [cuda|cpu] [JSON]  Megatron-LM's function on the server, beside the Triton kernel of fla-core if there
+#   run.sh drop_in [cuda|cpu] [JSON]  Megatron-LM's function on the server, beside the Triton kernel of fla-core where
+#                                   that is installed
 #   run.sh fla [ARGUMENTS]          the kernels alone beside that Triton kernel, in one run; needs fla-core
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -128,7 +129,7 @@ case "${1:-}" in
     with_python "torch fla" "$here/tests/bench/fla_bench.py" --program "$here/bin/gdpcache_cuda_bench" "$@"
     ;;
   *)
-    sed -n '2,24p' "$0" >&2
+    sed '1d; /^set -eu/,$d' "$0" >&2
     exit 2
     ;;
 esac
