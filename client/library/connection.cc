@@ -12,6 +12,7 @@
 #include "client/library/credentials.h"
 #include "client/library/status_conversion.h"
 #include "grpcpp/create_channel.h"
+#include "proto/sockets/socket_path.h"
 
 namespace gdpcache::client {
 namespace {
@@ -25,6 +26,8 @@ constexpr int kMaxReceiveBytes = 64 << 20;
 constexpr int kStuckWriteTimeoutMs = 20'000;
 constexpr int kKeepAlivePingMs = 6 * 60 * 1000;
 
+constexpr absl::string_view kUnix = "unix:";
+
 absl::Status AddressError(absl::string_view address, absl::string_view reason) {
   return absl::InvalidArgumentError(
       absl::StrCat("the server address is '", address, "': ", reason, "; it must be host:port or unix:PATH"));
@@ -33,8 +36,8 @@ absl::Status AddressError(absl::string_view address, absl::string_view reason) {
 }  // namespace
 
 absl::StatusOr<std::string> GrpcTarget(absl::string_view address) {
-  if (absl::StartsWith(address, "unix:")) {
-    const absl::string_view path = address.substr(5);
+  if (absl::StartsWith(address, kUnix)) {
+    const absl::string_view path = address.substr(kUnix.size());
     if (path.empty()) return AddressError(address, "the path is missing");
     if (path.size() >= sizeof(sockaddr_un::sun_path)) {
       return AddressError(address, absl::StrCat("the path has ", path.size(), " bytes, a socket's at most ",
@@ -62,6 +65,11 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Open(const std::st
                                                                    const ClientOptions& options) {
   const absl::StatusOr<std::string> target = GrpcTarget(address);
   if (!target.ok()) return target.status();
+  if (absl::StartsWith(address, kUnix)) {
+    const absl::Status status = CheckSocketPath(address.substr(kUnix.size()));
+    // gRPC connects later, and anew when a connection breaks: a name that is free now may be anybody's by then.
+    if (!status.ok()) return absl::FailedPreconditionError(absl::StrCat("server ", address, ": ", status.message()));
+  }
   // Otherwise the end of the last channel shuts the library down, which gRPC 1.51 now and then does 10 seconds late.
   static const bool kInitialised = (grpc_init(), true);
   static_cast<void>(kInitialised);

@@ -20,7 +20,7 @@ namespace gdpcache::client {
 class Connection {
  public:
   /// Makes the channel; gRPC connects on the first call. INVALID_ARGUMENT for a malformed address and for
-  /// credentials that cannot be used.
+  /// credentials that cannot be used, FAILED_PRECONDITION for a Unix socket that another user may have put there.
   static absl::StatusOr<std::shared_ptr<const Connection>> Open(const std::string& address,
                                                                 const ClientOptions& options);
 

@@ -2,6 +2,7 @@
 
 #include "server/config/flags.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -12,12 +13,20 @@
 namespace gdpcache::config {
 namespace {
 
+/// Whether it is a directory of this user, where nobody else may write. It may be another's, as it is behind sudo.
+bool IsPrivate(const char* directory) {
+  struct stat info = {};
+  return stat(directory, &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid() &&
+         (info.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+/// In a directory of the user's own: in /tmp itself anybody could be there first.
 std::string DefaultSocketPath() {
   const char* runtime_directory = std::getenv("XDG_RUNTIME_DIR");
-  if (runtime_directory != nullptr && *runtime_directory != '\0') {
+  if (runtime_directory != nullptr && *runtime_directory == '/' && IsPrivate(runtime_directory)) {
     return absl::StrCat(runtime_directory, "/gdpcache.sock");
   }
-  return absl::StrCat("/tmp/gdpcache-", getuid(), ".sock");
+  return absl::StrCat("/tmp/gdpcache-", geteuid(), "/gdpcache.sock");
 }
 
 // Name and value of an enum that a flag takes.
@@ -162,7 +171,7 @@ ABSL_FLAG(
     "Serve addresses other than loopback without TLS. Connections are neither encrypted nor authenticated: whoever "
     "reaches the port can use the server. Not where there are identities: tokens do not travel in clear text.");
 ABSL_FLAG(std::string, unix, gdpcache::config::DefaultSocketPath(),
-          "Unix socket to serve, for this user only. Empty: none.");
+          "Unix socket to serve, for this user only. Its directory is made where it is missing. Empty: none.");
 
 ABSL_FLAG(
     std::string, tls_certificate, "",

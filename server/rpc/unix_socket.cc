@@ -9,8 +9,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "proto/sockets/socket_path.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -40,6 +42,15 @@ bool SomebodyListens(const std::string& path) {
   return listens;
 }
 
+absl::Status PrepareDirectory(const std::string& path) {
+  const std::string directory = std::filesystem::path(path).parent_path();
+  if (!directory.empty() && mkdir(directory.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
+    return ErrnoStatus("cannot make the directory", directory);
+  }
+  const absl::Status status = CheckSocketPath(path);
+  return absl::IsNotFound(status) ? absl::OkStatus() : status;  // what is not there, bind makes
+}
+
 }  // namespace
 
 absl::Status RemoveStaleSocket(const std::string& path) {
@@ -56,6 +67,7 @@ absl::Status RemoveStaleSocket(const std::string& path) {
 }
 
 absl::StatusOr<UnixSocketLock> UnixSocketLock::Acquire(const std::string& path) {
+  if (absl::Status status = PrepareDirectory(path); !status.ok()) return status;
   const std::string lock_path = LockPath(path);
   while (true) {
     const int descriptor = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);

@@ -21,8 +21,9 @@ absl::Status RemoveStaleSocket(const std::string& path);
 /// when destroyed.
 class UnixSocketLock {
  public:
-  /// Removes a stale socket, too. FAILED_PRECONDITION when another process serves the path or something other than a
-  /// socket is there; other errors when the file system refuses.
+  /// Removes a stale socket, too, and makes the socket's directory, for this user only, where that is missing.
+  /// FAILED_PRECONDITION when another process serves the path, when something other than a socket is there, and when
+  /// somebody else could have put it there (CheckSocketPath); other errors when the file system refuses.
   static absl::StatusOr<UnixSocketLock> Acquire(const std::string& path);
 
   /// Where the lock of the socket at `path` is.

@@ -1,6 +1,8 @@
 #include "gdpcache/client.h"
 
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -12,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/eventually.h"
 #include "tests/support/server_process.h"
+#include "tests/support/temporary_directory.h"
 
 namespace gdpcache::test {
 namespace {
@@ -248,6 +251,23 @@ TEST_F(ClientTest, ADeadServerIsUnavailable) {
   const absl::Status after = session_->Prefill(Call(64, slots)).status();
   EXPECT_EQ(after.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(after.message()), HasSubstr(server_.unix_address()));
+}
+
+TEST(ClientSocketTest, ASocketThatAnotherUserMayHavePutThereIsNotUsed) {
+  const TemporaryDirectory shared;  // like /tmp
+  ASSERT_EQ(chmod(shared.path().c_str(), 01777), 0);
+  const std::string path = shared.path() + "/socket";
+  const absl::Status free = Client::Connect("unix:" + path, {.wait_for_server = true}).status();
+  EXPECT_EQ(free.code(), absl::StatusCode::kFailedPrecondition) << "whose it will be is open: " << free;
+  EXPECT_THAT(std::string(free.message()), HasSubstr(path + " is not there, and everybody may put it there"));
+  const ServerProcess server({"--unix=" + path});
+  const absl::StatusOr<Client> client = Client::Connect("unix:" + path);
+  ASSERT_TRUE(client.ok()) << client.status();
+  if (chown(path.c_str(), 54'321, 54'321) != 0) GTEST_SKIP() << "only root can give files to another user";
+  for (const absl::Status& status : {Client::Connect("unix:" + path).status(), CheckHealth("unix:" + path).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(path + " belongs to the user 54321, not to this one (0)"));
+  }
 }
 
 }  // namespace

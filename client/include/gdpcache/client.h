@@ -39,7 +39,8 @@ absl::StatusOr<ServingStatus> CheckHealth(const std::string& address, const Clie
 /// moving and destruction. Sessions may outlive it.
 class Client {
  public:
-  /// Connects and asks the server who it is. UNAVAILABLE when nobody answers; UNIMPLEMENTED when it is something else.
+  /// Connects and asks the server who it is. UNAVAILABLE when nobody answers; UNIMPLEMENTED when it is something else;
+  /// FAILED_PRECONDITION for a Unix socket that another user may have put into a directory like /tmp.
   static absl::StatusOr<Client> Connect(const std::string& address, const ClientOptions& options = {});
 
   Client(Client&&) noexcept;

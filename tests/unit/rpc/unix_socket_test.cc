@@ -1,6 +1,7 @@
 #include "server/rpc/unix_socket.h"
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -75,6 +76,36 @@ TEST_F(UnixSocketLockTest, ALinkInPlaceOfTheLockFileIsRefused) {
   std::filesystem::create_symlink(victim, path_ + ".lock");
   EXPECT_FALSE(UnixSocketLock::Acquire(path_).ok());
   EXPECT_EQ(std::filesystem::file_size(victim), 4u);
+}
+
+TEST_F(UnixSocketLockTest, AMissingDirectoryIsMadeForThisUserOnly) {
+  const std::string directory = directory_.path() + "/made";
+  EXPECT_TRUE(UnixSocketLock::Acquire(directory + "/socket").ok());
+  struct stat info = {};
+  ASSERT_EQ(stat(directory.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700U);
+  const absl::Status status = UnixSocketLock::Acquire(directory + "/more/than/one/socket").status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot make the directory " + directory + "/more/than/one"));
+}
+
+TEST_F(UnixSocketLockTest, WhereSomebodyElseCouldPutTheSocketNothingIsServed) {
+  const std::string shared = directory_.path() + "/shared";
+  const std::string squatted = shared + "/gdpcache-0";
+  std::filesystem::create_directories(squatted);
+  ASSERT_EQ(chmod(shared.c_str(), 01777), 0);  // like /tmp
+  ASSERT_EQ(chmod(squatted.c_str(), 0777), 0);
+  absl::Status status = UnixSocketLock::Acquire(squatted + "/socket").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("everybody may write in " + squatted));
+  EXPECT_TRUE(std::filesystem::is_empty(squatted));
+  ASSERT_EQ(chmod(squatted.c_str(), 0700), 0);
+  EXPECT_TRUE(UnixSocketLock::Acquire(squatted + "/socket").ok());
+  EXPECT_TRUE(UnixSocketLock::Acquire(shared + "/free").ok()) << "it becomes this user's";
+  if (chown(squatted.c_str(), 54'321, 54'321) != 0) GTEST_SKIP() << "only root can give files to another user";
+  status = UnixSocketLock::Acquire(squatted + "/socket").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(squatted + " belongs to the user 54321, not to this one (0)"));
+  EXPECT_TRUE(std::filesystem::is_empty(squatted));
 }
 
 TEST_F(UnixSocketLockTest, MovingMovesTheLock) {

@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from gdpcache import _socket_path
 from gdpcache._server import DEFAULT_ADDRESS, Address
 from gdpcache.errors import DeadlineExceededError
 
@@ -19,8 +20,12 @@ OPTIONS = (
 
 
 def address(given: str | None) -> str:
-    """What the caller says, else $GDPCACHE_SERVER, else where a server without flags listens."""
-    return Address(given or os.environ.get("GDPCACHE_SERVER") or DEFAULT_ADDRESS).text
+    """What the caller says, else $GDPCACHE_SERVER, else where a server without flags listens. A Unix socket must not be
+    one that another user may have put there: gRPC connects later, and anew when a connection breaks."""
+    text = Address(given or os.environ.get("GDPCACHE_SERVER") or DEFAULT_ADDRESS).text
+    if text.startswith("unix:"):
+        _socket_path.check(text.removeprefix("unix:"))
+    return text
 
 
 class TimeIsUpError(DeadlineExceededError):

@@ -131,7 +131,8 @@ class Client:
     ``address`` is "host:port" or "unix:PATH"; without one, ``$GDPCACHE_SERVER`` or 127.0.0.1:7411. Nothing is sent
     before the first call. ``timeout`` (seconds) holds for calls that give none; ``math.inf`` means no limit.
     ``credentials`` are for servers with TLS or tokens; without them, what the environment says (see
-    :meth:`Credentials.from_environment`). Calls fail with the classes of :mod:`gdpcache.errors`.
+    :meth:`Credentials.from_environment`). Calls fail with the classes of :mod:`gdpcache.errors`; a socket that another
+    user may have put into a directory like /tmp is a ``PermissionError``.
     """
 
     def __init__(
