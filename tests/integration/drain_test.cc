@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/control_client.h"
@@ -108,6 +109,37 @@ TEST_F(DrainTest, CallsThatTakeTooLongAreCancelled) {
   server.process().Signal(SIGTERM);
   EXPECT_EQ(server.process().Wait(), 0) << "it does not wait for the client";
   EXPECT_FALSE(write->End().ok());
+}
+
+TEST_F(DrainTest, TheSnapshotDirectoryIsTheDrainingServersUntilItHasEnded) {
+  const test::TemporaryDirectory directory;
+  const std::string flag = "--snapshot-directory=" + directory.path() + "/snapshots";
+  const auto run_next = [&] {
+    return test::RunProgram(test::ServerProgram(),
+                            {"--backend=cpu", "--listen=", "--unix=" + directory.path() + "/next", flag});
+  };
+  ServerProcess server({"--drain-timeout=60s", flag});
+  const std::shared_ptr<grpc::Channel> health = test::Connect(server.unix_address());
+  const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
+  server.process().Signal(SIGTERM);
+  ASSERT_TRUE(test::Eventually([&] { return test::CheckHealth(health, "") == 2; })) << "it drains";
+
+  const test::ProgramResult refused = run_next();
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_EQ(refused.output, "");
+  EXPECT_THAT(refused.errors, ::testing::ContainsRegex(absl::StrCat(directory.path(),
+                                                                    "/snapshots is used by another server \\(process ",
+                                                                    server.process().pid(), " on [^)]+\\)")));
+
+  const grpc::Status status = write->Finish();
+  EXPECT_TRUE(status.ok()) << "as if nobody had come: " << status.error_message();
+  EXPECT_EQ(server.process().Wait(), 0);
+  const ServerProcess next({flag});
+  EXPECT_THAT(next.ready_line(), ::testing::HasSubstr("ready"));
+  const test::ProgramResult after = run_next();
+  EXPECT_THAT(after.errors,
+              ::testing::Not(::testing::HasSubstr(absl::StrCat("process ", server.process().pid(), " "))));
+  EXPECT_THAT(after.errors, ::testing::HasSubstr("(process "));
 }
 
 TEST_F(DrainTest, ASecondSignalStopsAtOnce) {

@@ -67,6 +67,26 @@ bool IsSameFile(FileSystem& file_system, const OpenFile& a, const OpenFile& b) {
          first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
+/// Says in the lock file who holds it, for others to tell. Nothing depends on it.
+void SignLock(FileSystem& file_system, int lock) {
+  std::array<char, 256> host = {};
+  if (gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+  std::string text = absl::StrCat("process ", getpid(), " on ", host.data(), "\n");
+  const iovec piece = {text.data(), text.size()};
+  file_system.Write(lock, absl::MakeConstSpan(&piece, 1), 0);
+}
+
+/// Who holds the lock, in brackets, as far as they say so.
+std::string LockHolder(FileSystem& file_system, int lock) {
+  std::array<char, 512> text = {};
+  const iovec piece = {text.data(), text.size() - 1};
+  if (file_system.Read(lock, absl::MakeConstSpan(&piece, 1), 0) <= 0) return "";
+  const absl::string_view all = text.data();
+  const absl::string_view line = all.substr(0, all.find('\n'));
+  const bool printable = std::all_of(line.begin(), line.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  return line.empty() || !printable ? "" : absl::StrCat(" (", line, ")");
+}
+
 /// Incidents of a scan: of each kind the first and how many.
 class Summary {
  public:
@@ -150,9 +170,12 @@ absl::StatusOr<std::shared_ptr<const SnapshotDirectory::Places>> SnapshotDirecto
   if (before != nullptr && IsSameFile(file_system, *lock, *before->lock)) {
     lock = before->lock;
   } else if (const int locked = file_system.Lock(lock->get()); locked == -EWOULDBLOCK) {
-    return absl::FailedPreconditionError(absl::StrCat("the snapshot directory ", path, " is used by another server"));
+    return absl::FailedPreconditionError(absl::StrCat("the snapshot directory ", path, " is used by another server",
+                                                      LockHolder(file_system, lock->get())));
   } else if (locked < 0) {
     return Failure(locked, "locking", lock_path);
+  } else {
+    SignLock(file_system, lock->get());
   }
 
   const std::string temporary_path = absl::StrCat(path, "/", kTemporary);
