@@ -79,6 +79,7 @@ class SecureServer {
     EXPECT_THAT(log, testing::Not(testing::HasSubstr("Sanitizer:"))) << "where the server is built with one";
   }
 
+  Transport transport() const { return transport_; }
   std::string path(const std::string& name) const { return directory_.path() + "/" + name; }
   const test::CertificateAuthority& authority() const { return authority_; }
   test::ServerProcess& server() { return *server_; }

@@ -3,10 +3,10 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <atomic>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "server/rpc/access/identity.h"
 #include "tests/integration/access_support.h"
+#include "tests/integration/prefill_load.h"
 #include "tests/support/eventually.h"
 
 namespace gdpcache {
@@ -168,36 +169,27 @@ TEST(AccessTest, ClientsTellTheServerFromOthers) {
       << "clear text";
 }
 
-/// Clients that call without a pause, each on a connection that lasts and on a new one for every call.
-class Load {
- public:
-  explicit Load(const SecureServer& server, const test::IssuedCertificate& own = {}) {
-    for (int n = 0; n < 2; ++n) {
-      clients_.emplace_back([this, &server, own] {
-        const std::shared_ptr<grpc::Channel> lasting = server.Connect(own);
-        while (!stop_) {
-          for (const auto& channel : {lasting, server.Connect(own)}) {
-            const grpc::Status status = test::CallRaw(channel, kInfo, "", kEngine.metadata()).status;
-            EXPECT_TRUE(status.ok()) << status.error_code() << ": " << status.error_message();
-            ++calls_;
-          }
-        }
-      });
-    }
-  }
-  Load(const Load&) = delete;
-  Load& operator=(const Load&) = delete;
-  ~Load() {
-    stop_ = true;
-    for (std::thread& client : clients_) client.join();
-    EXPECT_GT(calls_, 10);
-  }
+/// What an engine of SecureServer's connects with: its token and, where it has one, its certificate.
+ClientOptions EngineOptions(const SecureServer& server, const test::IssuedCertificate& own = {}) {
+  ClientOptions options;
+  options.token = kEngine.token;
+  if (server.transport() == Transport::kLoopback) return options;
+  options.tls.emplace().ca_file = server.path("own-ca.crt");
+  test::WriteSecret(options.tls->ca_file, server.authority().certificate());
+  if (own.certificate.empty()) return options;
+  options.tls->certificate_file = server.path("own.crt");
+  options.tls->key_file = server.path("own.key");
+  test::WriteSecret(options.tls->certificate_file, own.certificate);
+  test::WriteSecret(options.tls->key_file, own.key);
+  return options;
+}
 
- private:
-  std::atomic<bool> stop_ = false;
-  std::atomic<int> calls_ = 0;
-  std::vector<std::thread> clients_;
-};
+/// The same for a channel of gRPC's, over TLS.
+std::shared_ptr<grpc::ChannelCredentials> EngineCredentials(const SecureServer& server) {
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = server.authority().certificate();
+  return grpc::CompositeChannelCredentials(grpc::SslCredentials(options), grpc::AccessTokenCredentials(kEngine.token));
+}
 
 /// The name in the certificate that the server shows on a new connection.
 std::string ServerName(const SecureServer& server, const test::IssuedCertificate& own = {}) {
@@ -213,12 +205,18 @@ std::string ServerName(const SecureServer& server, const test::IssuedCertificate
 
 TEST(AccessRotationTest, CertificatesChangeUnderLoadWithoutAFailedCall) {
   SecureServer server(Transport::kTls);
-  const Load load(server);
+  const std::string address = server.server().tcp_address();
+  test::HalfSentPrefill in_flight(address, EngineOptions(server), EngineCredentials(server));
+  ASSERT_TRUE(test::Eventually([&] { return in_flight.IsUnderWay(); }));
+  test::PrefillLoad load(address, EngineOptions(server));
   for (const char* name : {"second", "third"}) {
     const test::IssuedCertificate next = server.authority().Issue(name, {"DNS:localhost", "IP:127.0.0.1"});
     server.WriteCertificate(next);
     EXPECT_TRUE(test::Eventually([&] { return ServerName(server) == name; })) << name;
+    const int before = load.answers();
+    EXPECT_TRUE(test::Eventually([&] { return load.answers() >= before + 10; })) << "and engines go on";
   }
+  load.Check(in_flight.Finish());
   // What is wrong is told, and changes nothing.
   server.WriteCertificate(
       {server.authority().IssueForLoopback().certificate, server.authority().IssueForLoopback().key});
@@ -240,7 +238,7 @@ TEST(AccessRotationTest, AuthoritiesOfClientsChange) {
   const test::IssuedCertificate new_client = next.Issue(kEngine.name);
   EXPECT_EQ(CodeOf(server.Connect(new_client)), grpc::StatusCode::UNAVAILABLE);
   {
-    const Load load(server, old_client);
+    const test::PrefillLoad load(server.server().tcp_address(), EngineOptions(server, old_client));
     test::WriteSecret(server.path("ca.crt"), server.authority().certificate() + next.certificate());
     EXPECT_TRUE(test::Eventually([&] { return CodeOf(server.Connect(new_client)) == grpc::StatusCode::OK; }));
   }
@@ -256,7 +254,7 @@ TEST(AccessRotationTest, TokensChangeUnderLoadWithoutAFailedCall) {
   const std::string line = kEngine.token + " engine\n";
   EXPECT_EQ(CodeOf(channel, fresh), grpc::StatusCode::UNAUTHENTICATED);
   {
-    const Load load(server);
+    const test::PrefillLoad load(server.server().tcp_address(), EngineOptions(server));
     server.WriteTokens(line + "fresh-token-0123456789 engine\n");
     EXPECT_TRUE(test::Eventually([&] { return CodeOf(channel, fresh) == grpc::StatusCode::OK; }));
     EXPECT_EQ(CodeOf(channel, kReader.metadata()), grpc::StatusCode::UNAUTHENTICATED) << "no longer there";
