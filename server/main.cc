@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"
+#include "kernels/loss_reporting_backend.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/cache/errors.h"
@@ -150,9 +151,12 @@ absl::Status Serve(const config::Config& config) {
 
   absl::StatusOr<std::shared_ptr<const rpc::AccessControl>> access = OpenAccess(config);
   if (!access.ok()) return access.status();
-  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::CreateBackend(config.backend);
-  if (!backend.ok()) return backend.status();
-  const kernels::DeviceInfo device = (*backend)->device_info();
+  absl::StatusOr<std::unique_ptr<kernels::Backend>> real_backend = kernels::CreateBackend(config.backend);
+  if (!real_backend.ok()) return real_backend.status();
+  DeviceLoss device_loss;
+  const auto report_loss = [&device_loss](const absl::Status& status) { device_loss.Report(status); };
+  kernels::LossReportingBackend backend(**real_backend, report_loss);
+  const kernels::DeviceInfo device = backend.device_info();
 
   const cache::RealClock clock;
   cache::CatalogLimits limits;
@@ -164,9 +168,9 @@ absl::Status Serve(const config::Config& config) {
   limits.default_session_ttl = config.default_session_ttl;
   limits.max_session_ttl = config.max_session_ttl;
   absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> snapshots =
-      OpenSnapshots(config.snapshots, **backend, clock, (*access)->tenants());
+      OpenSnapshots(config.snapshots, backend, clock, (*access)->tenants());
   if (!snapshots.ok()) return snapshots.status();
-  cache::Catalog catalog(**backend, clock, limits,
+  cache::Catalog catalog(backend, clock, limits,
                          [&store = **snapshots](cache::SessionKey session) { store.EndSession(session); });
   if (absl::Status status = CreateConfiguredCaches(config, catalog); !status.ok()) return status;
 
@@ -174,10 +178,8 @@ absl::Status Serve(const config::Config& config) {
   engine_options.staging_bytes = config.staging_memory_bytes;
   engine_options.max_unary_output_bytes = config.max_message_bytes;
   engine_options.admission = {.max_calls = config.max_calls, .max_wait = config.max_queue_wait};
-  DeviceLoss device_loss;
   absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
-      engine::Engine::Create(**backend, engine_options, snapshots->get(),
-                             [&device_loss](const absl::Status& status) { device_loss.Report(status); });
+      engine::Engine::Create(backend, engine_options, snapshots->get(), report_loss);
   if (!engine.ok()) return engine.status();
 
   rpc::ServerOptions server_options;

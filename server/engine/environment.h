@@ -28,8 +28,9 @@ struct EngineOptions {
   std::int64_t max_call_input_bytes() const { return staging_bytes / 4; }
 };
 
-/// Told that the backend has lost its device (UNAVAILABLE from one of its operations), on whichever thread found out,
-/// maybe more than once. The calls concerned fail by themselves; no state is left to be served.
+/// Told that the device counts as lost, because a step has failed with UNAVAILABLE: the backend said so, or has refused
+/// what comes behind work that cannot be taken back. On whichever thread found out, maybe more than once. The calls
+/// concerned fail by themselves; no state is left to be served.
 using DeviceLostCallback = std::function<void(const absl::Status&)>;
 
 /// What every call of an engine works with; outlives them.

@@ -35,9 +35,7 @@ class TransferCall : public Call, public std::enable_shared_from_this<TransferCa
                     kernels::Stream& stream) const {
     std::vector<kernels::ByteCopy> copies;
     AppendCopies(to, from, copies);
-    absl::Status status = CopyAndWait(environment_.backend, copies, stream);
-    if (absl::IsUnavailable(status)) environment_.on_device_lost(status);
-    return status;
+    return CopyAndWait(environment_.backend, copies, stream);
   }
 
   const Environment& environment_;

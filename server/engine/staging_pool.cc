@@ -99,6 +99,7 @@ absl::StatusOr<StagingBuffer> StagingAccount::Acquire(std::int64_t size) {
     const std::int64_t before = ChargeLocked();
     in_use_ -= block_size;
     pool_.ReturnChargeLocked(before - ChargeLocked(), dropped);
+    if (!absl::IsResourceExhausted(block.status())) return block.status();  // no use to try again
     return cache::Exhausted(absl::StrCat("staging memory: ", block.status().message()), kRetryAfter);
   }
   return StagingBuffer(shared_from_this(), *std::move(block), size);

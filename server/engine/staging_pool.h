@@ -29,7 +29,7 @@ class StagingAccount : public std::enable_shared_from_this<StagingAccount> {
   ~StagingAccount();
 
   /// `size` bytes of the pool's memory, at least 64-byte aligned, content undefined. RESOURCE_EXHAUSTED, worth a retry,
-  /// when they exceed both what is left of the reservation and what is left of the budget.
+  /// when they exceed both what is left of the reservation and what is left of the budget, or all that the backend has.
   absl::StatusOr<Buffer> Acquire(std::int64_t size);
 
   /// Gives back what is reserved and not in use. For the end of a call whose results are still on their way out.

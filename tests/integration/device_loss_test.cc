@@ -13,15 +13,25 @@
 namespace gdpcache::test {
 namespace {
 
+CacheSpec Spec() {
+  CacheSpec spec;
+  spec.name = "model";
+  spec.geometry = {.layers = 1, .slots = 2, .heads = 2, .key_dim = 8, .value_dim = 8};
+  return spec;
+}
+
+void ExpectEndForARestart(ServerProcess& server, RawStream& health) {
+  EXPECT_EQ(health.Read(), std::string("\x08\x02")) << "NOT_SERVING";
+  EXPECT_EQ(server.process().Wait(absl::Seconds(30)), EXIT_FAILURE);
+  EXPECT_THAT(server.process().Errors(), ::testing::HasSubstr("the device is lost, stopping: fallen off the bus"));
+}
+
 TEST(DeviceLossTest, HealthTurnsNotServingAndTheProcessFailsForARestart) {
   setenv("GDPCACHED_PROGRAM", GDPCACHE_LOSING_SERVER, 1);
   ServerProcess server({"--drain-timeout=60s"});
   absl::StatusOr<Client> client = Client::Connect(server.unix_address());
   ASSERT_TRUE(client.ok()) << client.status();
-  CacheSpec spec;
-  spec.name = "model";
-  spec.geometry = {.layers = 1, .slots = 2, .heads = 2, .key_dim = 8, .value_dim = 8};
-  ASSERT_TRUE(client->CreateCache(spec).ok());
+  ASSERT_TRUE(client->CreateCache(Spec()).ok());
   absl::StatusOr<Session> session = client->OpenSession("model");
   ASSERT_TRUE(session.ok()) << session.status();
   const absl::StatusOr<std::vector<std::int64_t>> slots = session->AcquireSlots(2);
@@ -30,9 +40,20 @@ TEST(DeviceLossTest, HealthTurnsNotServingAndTheProcessFailsForARestart) {
   ASSERT_EQ(health.Read(), std::string("\x08\x01")) << "SERVING";
 
   EXPECT_EQ(session->CopySlots({{(*slots)[0], {(*slots)[1]}}}).code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(health.Read(), std::string("\x08\x02")) << "NOT_SERVING";
-  EXPECT_EQ(server.process().Wait(absl::Seconds(30)), EXIT_FAILURE);
-  EXPECT_THAT(server.process().Errors(), ::testing::HasSubstr("the device is lost, stopping: fallen off the bus"));
+  ExpectEndForARestart(server, health);
+}
+
+TEST(DeviceLossTest, ALossFoundByAnAllocationOutsideOfAnyCallOnSlotsIsNoticedToo) {
+  setenv("GDPCACHED_PROGRAM", GDPCACHE_LOSING_SERVER, 1);
+  setenv("GDPCACHE_LOSE_AT", "allocation", 1);
+  ServerProcess server({"--drain-timeout=60s"});
+  unsetenv("GDPCACHE_LOSE_AT");
+  absl::StatusOr<Client> client = Client::Connect(server.unix_address());
+  ASSERT_TRUE(client.ok()) << client.status();
+  RawStream health(Connect(server.tcp_address()), "/grpc.health.v1.Health/Watch", "");
+  ASSERT_EQ(health.Read(), std::string("\x08\x01")) << "SERVING";
+  EXPECT_EQ(client->CreateCache(Spec()).status().code(), absl::StatusCode::kUnavailable);
+  ExpectEndForARestart(server, health);
 }
 
 }  // namespace

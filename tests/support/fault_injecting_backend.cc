@@ -8,7 +8,14 @@ void FaultInjectingBackend::FailAfter(Operation operation, std::int64_t passed, 
   const std::lock_guard lock(mutex_);
   Plan& plan = plans_[static_cast<std::size_t>(operation)];
   plan.passes = passed;
+  plan.for_ever = false;
   plan.failure = std::move(status);
+}
+
+void FaultInjectingBackend::FailForEverAfter(Operation operation, std::int64_t passed, absl::Status status) {
+  FailAfter(operation, passed, std::move(status));
+  const std::lock_guard lock(mutex_);
+  plans_[static_cast<std::size_t>(operation)].for_ever = true;
 }
 
 void FaultInjectingBackend::BeforeEach(Operation operation, std::function<void()> hook) {
@@ -29,7 +36,11 @@ absl::Status FaultInjectingBackend::Enter(Operation operation) {
     Plan& plan = plans_[static_cast<std::size_t>(operation)];
     ++plan.calls;
     hook = plan.hook;
-    if (plan.passes >= 0 && plan.passes-- == 0) status = plan.failure;
+    if (plan.passes >= 0 && plan.passes-- == 0) {
+      status = plan.failure;
+      if (plan.for_ever) lost_ = status;
+    }
+    status.Update(lost_);
   }
   if (hook) hook();
   return status;

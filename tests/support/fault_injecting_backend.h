@@ -33,6 +33,9 @@ class FaultInjectingBackend final : public kernels::Backend {
   /// The next `passed` calls of the operation pass, the one after fails with `status`.
   void FailAfter(Operation operation, std::int64_t passed, absl::Status status);
 
+  /// The next `passed` calls of the operation pass; all calls of any operation after them fail with `status`.
+  void FailForEverAfter(Operation operation, std::int64_t passed, absl::Status status);
+
   /// Runs at the start of each call of the operation, on its thread: may block, to hold the call up.
   void BeforeEach(Operation operation, std::function<void()> hook);
 
@@ -59,6 +62,7 @@ class FaultInjectingBackend final : public kernels::Backend {
   struct Plan {
     std::int64_t calls = 0;
     std::int64_t passes = -1;  // -1: fails none
+    bool for_ever = false;
     absl::Status failure;
     std::function<void()> hook;
   };
@@ -70,6 +74,7 @@ class FaultInjectingBackend final : public kernels::Backend {
   kernels::Backend& real_;
   mutable std::mutex mutex_;
   std::array<Plan, kOperations> plans_;
+  absl::Status lost_;  // of every operation
 };
 
 }  // namespace gdpcache::test

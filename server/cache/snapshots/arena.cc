@@ -61,6 +61,7 @@ absl::StatusOr<std::vector<Arena::Extent>> Arena::Allocate(std::int64_t size, st
     }
     absl::Status status = Grow(extent_size);
     if (absl::IsOutOfRange(status) && !std::exchange(regrouped, true)) status = Regroup(extent_size, count);
+    if (absl::IsUnavailable(status)) return status;
     if (!status.ok()) return exhausted(used(), absl::StrCat("; ", status.message()));
   }
 }
@@ -164,7 +165,7 @@ absl::Status Arena::AddSlab(std::int64_t slab_bytes) {
     --refusals_left_;
   } else {
     buffer = backend_.Allocate(static_cast<std::size_t>(slab_bytes + kAlignment), kind_);
-    if (!buffer.ok()) refusals_left_ = kPatience;
+    if (absl::IsResourceExhausted(buffer.status())) refusals_left_ = kPatience;
   }
   const std::lock_guard lock(mutex_);
   if (!buffer.ok()) {

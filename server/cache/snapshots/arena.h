@@ -40,7 +40,8 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   ~Arena();
 
-  /// `count` extents of at least `size` > 0 bytes each, all or nothing. RESOURCE_EXHAUSTED names budget, size and use.
+  /// `count` extents of at least `size` > 0 bytes each, all or nothing. RESOURCE_EXHAUSTED names budget, size and use;
+  /// UNAVAILABLE is the backend's.
   absl::StatusOr<std::vector<Extent>> Allocate(std::int64_t size, std::int64_t count);
   void Free(absl::Span<const Extent> extents);
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <functional>
 #include <future>
 #include <limits>
 #include <memory>
@@ -88,90 +87,6 @@ struct Scene {
   std::shared_ptr<cache::Session> session;
   std::size_t before = 0;
 };
-
-constexpr Operation kAllOperations[] = {Operation::kAllocate,  Operation::kRunRecurrence, Operation::kCopyStates,
-                                        Operation::kCopyBytes, Operation::kZeroBytes,     Operation::kFindNonFinite};
-
-/// Lets every one of the operations of the backend fail once at each of its turns.
-void FailEverywhere(const std::function<absl::Status(Scene&)>& run, Memory memory = Memory::kUnified,
-                    absl::Span<const Operation> operations = kAllOperations) {
-  for (const Operation operation : operations) {
-    for (int turn = 0; turn < 60; ++turn) {
-      SCOPED_TRACE(::testing::Message() << "operation " << static_cast<int>(operation) << ", turn " << turn);
-      Scene scene(kSmallSegments, memory);
-      const std::int64_t calls = scene.world.backend.calls(operation);
-      scene.world.backend.FailAfter(operation, turn, absl::ResourceExhaustedError("injected"));
-      const absl::Status status = run(scene);
-      if (scene.world.backend.calls(operation) - calls <= turn) {
-        EXPECT_TRUE(status.ok()) << status;
-        EXPECT_NE(Fingerprint(*scene.session->cache()), scene.before);
-        break;
-      }
-      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-      scene.ExpectUntouched();
-      EXPECT_TRUE(run(scene).ok());  // and the slots are usable
-    }
-  }
-}
-
-TEST(Failure, AtAnyStageOfAUnaryPrefillChangesNothing) {
-  FailEverywhere([](Scene& scene) {
-    PrefillRequest request = scene.Request(TensorTransport::kInline);
-    request.check_finite = true;
-    request.natural_decay = true;
-    return scene.RunUnary(request);
-  });
-}
-
-TEST(Failure, AtAnyStageOfAStreamedPrefillChangesNothing) {
-  FailEverywhere([](Scene& scene) {
-    PrefillRequest request = scene.Request(TensorTransport::kStream);
-    request.check_finite = true;
-    return scene.RunStreamed(request);
-  });
-}
-
-TEST(Failure, AtAnyStageOfAStreamOnADeviceChangesNothing) {
-  // Copies are left out: behind a launch they count as the loss of the device.
-  constexpr Operation kOperations[] = {Operation::kAllocate, Operation::kRunRecurrence, Operation::kCopyStates,
-                                       Operation::kFindNonFinite};
-  FailEverywhere(
-      [](Scene& scene) {
-        PrefillRequest request = scene.Request(TensorTransport::kStream);
-        request.check_finite = true;
-        return scene.RunStreamed(request);
-      },
-      Memory::kSeparate, kOperations);
-}
-
-TEST(Failure, AtAnyStageOfAStreamInPlaceChangesNothing) {
-  FailEverywhere([](Scene& scene) {
-    PrefillRequest request = scene.Request(TensorTransport::kStream);
-    static const std::vector<std::int64_t> kShort = {0, 1, 1, 2};
-    request.cu_seqlens = kShort;  // the rest of the rows is ignored
-    return scene.RunStreamed(request);
-  });
-}
-
-TEST(Failure, AtAnyStageOfSlotOperationsChangesNothing) {
-  const auto wait = [](const auto& make) {
-    Outcome<absl::Status> outcome;
-    const auto call = make([&outcome](absl::Status status) { outcome.Set(std::move(status)); });
-    if (!call.ok()) return call.status();
-    (*call)->Start();
-    return outcome.Take();
-  };
-  FailEverywhere([&](Scene& scene) {
-    return wait([&](Done done) {
-      return scene.world.engine->ResetSlots({.session = scene.session}, {0, 2}, std::move(done));
-    });
-  });
-  FailEverywhere([&](Scene& scene) {
-    return wait([&](Done done) {
-      return scene.world.engine->CopySlots({.session = scene.session}, {{0, {1}}, {2, {0}}, {1, {2}}}, std::move(done));
-    });
-  });
-}
 
 TEST(Failure, OfTheDeviceIsReportedOnceForEachCallThatMeetsIt) {
   Scene scene;

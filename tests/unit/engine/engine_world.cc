@@ -62,11 +62,13 @@ World::World(const EngineOptions& options, Memory memory, const Tiers& tiers)
     : cpu(CpuBackend()),
       separate(*cpu),
       backend(memory == Memory::kSeparate ? static_cast<kernels::Backend&>(separate) : *cpu),
-      catalog(backend, clock, kLimits, [this](cache::SessionKey session) { store->EndSession(session); }) {
-  auto made = cache::SnapshotStore::Create(backend, clock, tiers(backend), {.limits = kSnapshotLimits, .log = nullptr});
+      reporting(backend, [this](const absl::Status&) { ++losses; }),
+      catalog(reporting, clock, kLimits, [this](cache::SessionKey session) { store->EndSession(session); }) {
+  auto made =
+      cache::SnapshotStore::Create(reporting, clock, tiers(reporting), {.limits = kSnapshotLimits, .log = nullptr});
   EXPECT_TRUE(made.ok()) << made.status();
   store = *std::move(made);
-  auto created = Engine::Create(backend, options, store.get());
+  auto created = Engine::Create(reporting, options, store.get(), [this](const absl::Status&) { ++losses; });
   EXPECT_TRUE(created.ok()) << created.status();
   engine = *std::move(created);
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/loss_reporting_backend.h"
 #include "server/cache/catalog.h"
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
@@ -89,6 +91,8 @@ struct World {
   std::unique_ptr<kernels::Backend> cpu;
   test::SeparateMemoryBackend separate;
   test::FaultInjectingBackend backend;
+  std::atomic<std::int64_t> losses = 0;  // of the device, as they are reported
+  kernels::LossReportingBackend reporting;
   test::ManualClock clock;
   std::unique_ptr<cache::SnapshotStore> store;
   cache::Catalog catalog;
