@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "server/cache/clock.h"
 #include "server/observe/log_limiter.h"
 #include "server/observe/logging.h"
 
@@ -32,7 +32,7 @@ int FirstKept() {
 
 void LogRefusal(int first_kept) {
   static observe::LogLimiter& limiter = *new observe::LogLimiter(/*per_second=*/0.1, /*burst=*/1);
-  const std::optional<std::int64_t> left_out = limiter.Admit(absl::Now());
+  const std::optional<std::int64_t> left_out = limiter.Admit(cache::SteadyNow());
   if (!left_out.has_value()) return;
   observe::Log(
       observe::LogLevel::kWarning,

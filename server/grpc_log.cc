@@ -23,7 +23,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
+#include "server/cache/clock.h"
 #include "server/observe/log_limiter.h"
 #include "server/observe/logging.h"
 #endif
@@ -36,7 +36,7 @@ namespace {
 void Write(observe::LogLevel level, absl::string_view library, absl::string_view message) {
   static observe::LogLimiter& limiter = *new observe::LogLimiter(/*per_second=*/10, /*burst=*/100);
   if (!observe::WouldLog(level)) return;
-  const std::optional<std::int64_t> left_out = limiter.Admit(absl::Now());
+  const std::optional<std::int64_t> left_out = limiter.Admit(cache::SteadyNow());
   if (!left_out.has_value()) return;
   std::vector<observe::LogField> fields;
   if (*left_out > 0) fields.push_back({"left_out", *left_out});

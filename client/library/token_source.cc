@@ -10,12 +10,11 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 namespace gdpcache::client {
 namespace {
 
-constexpr absl::Duration kLookPeriod = absl::Seconds(1);
+constexpr std::chrono::seconds kLookPeriod{1};
 
 absl::StatusOr<std::string> ReadToken(const std::string& path) {
   absl::StatusOr<std::string> text = ReadFile("the token file", path);
@@ -46,7 +45,7 @@ TokenSource::TokenSource(std::string token, std::string path) {
   const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
   path_ = std::move(path);
   token_ = std::move(token);
-  looked_ = absl::Now();
+  looked_ = Clock::now();
 }
 
 TokenSource::~TokenSource() {
@@ -61,7 +60,7 @@ absl::StatusOr<std::unique_ptr<TokenSource>> TokenSource::FromFile(std::string p
 
 std::string TokenSource::Token() {
   const std::lock_guard lock(mutex_);
-  const absl::Time now = absl::Now();
+  const Clock::time_point now = Clock::now();
   if (!path_.empty() && now - looked_ >= kLookPeriod) {
     looked_ = now;
     if (absl::StatusOr<std::string> token = ReadToken(path_); token.ok()) token_ = *std::move(token);

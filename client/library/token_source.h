@@ -1,6 +1,7 @@
 #ifndef GDPCACHE_CLIENT_LIBRARY_TOKEN_SOURCE_H_
 #define GDPCACHE_CLIENT_LIBRARY_TOKEN_SOURCE_H_
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -9,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "grpcpp/security/credentials.h"
 
 namespace gdpcache::client {
@@ -33,12 +33,14 @@ class TokenSource final : public grpc::MetadataCredentialsPlugin {
   grpc::string DebugString() override { return "bearer token"; }
 
  private:
+  using Clock = std::chrono::steady_clock;  // nobody sets it
+
   TokenSource(std::string token, std::string path);
 
   std::mutex mutex_;  // guards what follows
   std::string path_;  // empty: a fixed token
   std::string token_;
-  absl::Time looked_;
+  Clock::time_point looked_;
 };
 
 /// The whole file. INVALID_ARGUMENT says what `what` it is, its name, and why it cannot be read.

@@ -18,16 +18,17 @@ class Clock {
   virtual absl::Time Now() const = 0;
 };
 
-/// The time of day when it was made, going on steadily: setting the system's clock neither expires nor prolongs leases.
+/// The time of day when the process first asked, going on steadily: setting the system's clock neither expires leases
+/// and deadlines nor prolongs them, and no duration is an hour or negative for it. Thread-safe.
+inline absl::Time SteadyNow() {
+  static const absl::Time start = absl::Now();
+  static const std::chrono::steady_clock::time_point steady_start = std::chrono::steady_clock::now();
+  return start + absl::FromChrono(std::chrono::steady_clock::now() - steady_start);
+}
+
 class RealClock final : public Clock {
  public:
-  absl::Time Now() const override {
-    return start_ + absl::FromChrono(std::chrono::steady_clock::now() - steady_start_);
-  }
-
- private:
-  const std::chrono::steady_clock::time_point steady_start_ = std::chrono::steady_clock::now();
-  const absl::Time start_ = absl::Now();
+  absl::Time Now() const override { return SteadyNow(); }
 };
 
 }  // namespace gdpcache::cache

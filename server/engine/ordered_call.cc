@@ -1,6 +1,6 @@
 #include "server/engine/ordered_call.h"
 
-#include "absl/time/clock.h"
+#include "server/cache/clock.h"
 #include "server/cache/errors.h"
 
 namespace gdpcache::engine {
@@ -21,7 +21,7 @@ void OrderedCall::Start() {
   if (!session_call.ok()) return Conclude(session_call.status(), false);
   session_call_ = *std::move(session_call);
   if (IsCancellable()) {
-    const absl::Status status = environment_.admission.Begin(owner(), absl::Now());
+    const absl::Status status = environment_.admission.Begin(owner(), cache::SteadyNow());
     if (!status.ok()) return Conclude(status, false);
   } else {
     environment_.admission.BeginInAnyCase(owner());
@@ -101,7 +101,7 @@ void OrderedCall::AdvanceLocked(Lock lock, bool may_run_here) {
   const Executor::Here here = may_run_here ? MayRunHere() : Executor::Here::kNever;
   MergeableTask* const mergeable = here == Executor::Here::kAlways ? nullptr : AsMergeable();
   submitted_ = here == Executor::Here::kAlways ? 0 : StepWork();
-  if (submitted_ > 0) environment_.admission.StepSubmitted(owner(), submitted_, absl::Now());
+  if (submitted_ > 0) environment_.admission.StepSubmitted(owner(), submitted_, cache::SteadyNow());
   if (mergeable != nullptr) {
     return environment_.executor.Submit(owner(), std::shared_ptr<MergeableTask>(shared_from_this(), mergeable), here);
   }
@@ -113,7 +113,7 @@ void OrderedCall::StepDone(const absl::StatusOr<bool>& complete) {
   if (absl::IsUnavailable(complete.status())) environment_.on_device_lost(complete.status());
   Lock lock(mutex_);
   busy_ = false;
-  if (submitted_ > 0) environment_.admission.StepDone(owner(), submitted_, absl::Now());
+  if (submitted_ > 0) environment_.admission.StepDone(owner(), submitted_, cache::SteadyNow());
   if (complete.ok() && *complete) {
     state_ = State::kOver;
     lock.unlock();
@@ -126,7 +126,7 @@ void OrderedCall::StepDone(const absl::StatusOr<bool>& complete) {
 absl::Status OrderedCall::BeginCommit() {
   const std::lock_guard lock(mutex_);
   if (failure_.has_value()) return *failure_;
-  if (IsCancellable() && absl::Now() >= context_.deadline) {
+  if (IsCancellable() && cache::SteadyNow() >= context_.deadline) {
     return absl::DeadlineExceededError("the deadline passed before the call could be committed");
   }
   committing_ = true;

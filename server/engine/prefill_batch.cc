@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "server/cache/clock.h"
 #include "server/engine/prefill_steps.h"
 #include "server/engine/segment.h"
 #include "server/engine/staging_pool.h"
@@ -31,7 +31,7 @@ class PrefillBatch {
   PrefillBatch(const Environment& environment, kernels::Stream& stream) : environment_(environment), stream_(stream) {}
 
   void Run(absl::Span<UnaryPrefill* const> calls) {
-    started_ = absl::Now();
+    started_ = cache::SteadyNow();
     members_.reserve(calls.size());  // results point to them
     for (UnaryPrefill* call : calls) {
       call->result_.timing.queue_us = absl::ToInt64Microseconds(started_ - call->created_);
@@ -221,7 +221,7 @@ class PrefillBatch {
 
   /// Launches what is left and completes it.
   void Commit() {
-    const absl::Time staged = absl::Now();
+    const absl::Time staged = cache::SteadyNow();
     ForEachActive([](Member& member) { member.status = member.call->BeginCommit(); });
     RunRecurrences();
     ForEachActive([this](Member& member) {
@@ -230,7 +230,7 @@ class PrefillBatch {
     DownloadResults();
     AnswerEarly(staged);
     if (absl::Status status = environment_.backend.Synchronize(stream_); !status.ok()) return FailAll(status);
-    const absl::Time computed = absl::Now();
+    const absl::Time computed = cache::SteadyNow();
     for (const Result& result : results_) {
       if (!result.member->status.ok()) continue;
       std::memcpy(result.to, host_block_.data() + result.offset, static_cast<std::size_t>(result.bytes));
@@ -252,13 +252,13 @@ class PrefillBatch {
                                        [&member](const Result& result) { return result.member == &member; });
       if (call.done_event_ == nullptr || awaited) return;
       call.result_.positions = PositionsAfter(call.plan_, call.cache());
-      SetTiming(call.result_.timing, call.created_, staged, absl::Now());
+      SetTiming(call.result_.timing, call.created_, staged, cache::SteadyNow());
       call.Answer();
     });
   }
 
   void SetTiming(PrefillTiming& timing, absl::Time created, absl::Time staged, absl::Time computed) const {
-    const absl::Time ended = absl::Now();
+    const absl::Time ended = cache::SteadyNow();
     timing.stage_in_us = absl::ToInt64Microseconds(staged - started_);
     timing.compute_us = absl::ToInt64Microseconds(computed - staged);
     timing.stage_out_us = absl::ToInt64Microseconds(ended - computed);

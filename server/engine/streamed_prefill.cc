@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "server/cache/clock.h"
 #include "server/cache/errors.h"
 #include "server/engine/prefill_steps.h"
 
@@ -56,7 +56,7 @@ absl::StatusOr<std::shared_ptr<StreamedPrefill>> StreamedPrefill::Create(const E
   if (!planned.ok()) return planned.status();
   const PrefillPlan& plan = *planned;
   // Before memory is taken for it.
-  if (absl::Status status = environment.admission.Check(context.session->key(), absl::Now()); !status.ok()) {
+  if (absl::Status status = environment.admission.Check(context.session->key(), cache::SteadyNow()); !status.ok()) {
     return status;
   }
   const std::int64_t state = StateBytes(plan, kernels::DataType::kFloat32);
@@ -102,7 +102,7 @@ StreamedPrefill::StreamedPrefill(const Environment& environment, CallContext con
       device_staging_(std::move(device_staging)),
       peer_(peer),
       done_(std::move(done)),
-      created_(absl::Now()),
+      created_(cache::SteadyNow()),
       cutter_(plan_, environment.options.segment_bytes),
       initial_state_{.name = "initial_state", .size = plan_.initial_state_bytes},
       auxiliary_state_{.name = "auxiliary_state", .size = plan_.auxiliary_bytes} {
@@ -266,7 +266,7 @@ void StreamedPrefill::EndOfInput() {
   Lock lock(mutex());
   placing_in_.reset();
   input_ended_ = true;
-  received_ = absl::Now();
+  received_ = cache::SteadyNow();
   for (const Operand& operand : operands_) {
     if (absl::Status status = operand.cursor.CheckComplete(); !status.ok()) {
       return FailLocked(std::move(lock), std::move(status));
@@ -323,11 +323,11 @@ void StreamedPrefill::OutputSent(std::int64_t bytes) {
 absl::StatusOr<bool> StreamedPrefill::RunStep(kernels::Stream& stream) {
   if (!begun_) {
     begun_ = true;
-    result_.timing.queue_us = absl::ToInt64Microseconds(absl::Now() - created_);
+    result_.timing.queue_us = absl::ToInt64Microseconds(cache::SteadyNow() - created_);
     if (absl::Status status = CheckPositions(plan_, cache()); !status.ok()) return status;
     if (absl::Status status = snapshots_.Begin(environment(), context(), plan_); !status.ok()) return status;
   }
-  step_mark_ = absl::Now();
+  step_mark_ = cache::SteadyNow();
   std::shared_ptr<Stage> stage;
   {
     const std::lock_guard lock(mutex());
@@ -336,7 +336,7 @@ absl::StatusOr<bool> StreamedPrefill::RunStep(kernels::Stream& stream) {
   if (stage == nullptr || in_place_) {
     if (absl::Status status = in_place_ ? ComputeInPlace(stream, stage) : Commit(stream); !status.ok()) return status;
     result_.snapshots = snapshots_.Commit();
-    const absl::Time now = absl::Now();
+    const absl::Time now = cache::SteadyNow();
     result_.positions = Positions(plan_, cache());
     result_.timing.total_us = absl::ToInt64Microseconds(now - created_);
     const std::lock_guard lock(mutex());
@@ -479,13 +479,13 @@ void StreamedPrefill::Deliver(Computation& computation) {
   Stage& stage = *computation.stage;
   ZeroUnusedRows(plan_, stage.segment, computation.results[1].buffer->data());
   for (StagingBuffer& operand : stage.operands) operand.Reset();
-  const absl::Time computed = absl::Now();
+  const absl::Time computed = cache::SteadyNow();
   result_.timing.compute_us += absl::ToInt64Microseconds(computed - step_mark_);
   for (Result& result : computation.results) {
     if (result.buffer->size() == 0) continue;
     peer_.Output({result.tensor, result.offset, result.buffer->data(), result.buffer->size(), result.buffer});
   }
-  step_mark_ = absl::Now();
+  step_mark_ = cache::SteadyNow();
   result_.timing.stage_out_us += absl::ToInt64Microseconds(step_mark_ - computed);
 }
 
@@ -525,7 +525,7 @@ absl::Status StreamedPrefill::Commit(kernels::Stream& stream) {
   }
   absl::Status status =
       CommitStates(stream, [&] { return environment().backend.CopyStates(plan_.shape, copies, stream); });
-  result_.timing.compute_us += absl::ToInt64Microseconds(absl::Now() - step_mark_);
+  result_.timing.compute_us += absl::ToInt64Microseconds(cache::SteadyNow() - step_mark_);
   return status;
 }
 

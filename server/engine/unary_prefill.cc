@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "server/cache/clock.h"
 #include "server/cache/errors.h"
 #include "server/engine/device_segment.h"
 #include "server/engine/prefill_batch.h"
@@ -90,7 +90,7 @@ absl::StatusOr<std::shared_ptr<UnaryPrefill>> UnaryPrefill::Create(const Environ
                                                      ": call PrefillStream or put them into shared memory"));
   }
   // Before memory is taken for it.
-  if (absl::Status status = environment.admission.Check(context.session->key(), absl::Now()); !status.ok()) {
+  if (absl::Status status = environment.admission.Check(context.session->key(), cache::SteadyNow()); !status.ok()) {
     return status;
   }
   const std::int64_t scratch =
@@ -122,7 +122,7 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
       staging_(std::move(staging)),
       device_staging_(std::move(device_staging)),
       done_(std::move(done)),
-      created_(absl::Now()) {}
+      created_(cache::SteadyNow()) {}
 
 absl::StatusOr<Places> UnaryPrefill::Arrive() { return TakeSlots(plan_, context(), cache()); }
 
@@ -158,7 +158,7 @@ absl::AnyInvocable<void()> UnaryPrefill::RunMerged(absl::Span<const std::shared_
 
 absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
   kernels::Backend& backend = environment().backend;
-  const absl::Time started = absl::Now();
+  const absl::Time started = cache::SteadyNow();
   result_.timing.queue_us = absl::ToInt64Microseconds(started - created_);
   if (absl::Status status = CheckPositions(plan_, cache()); !status.ok()) return status;
 
@@ -200,7 +200,7 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
   }
   if (absl::Status status = snapshots.Begin(environment(), context(), plan_); !status.ok()) return status;
   snapshots.Join(plan_, segment, launch);
-  const absl::Time staged = absl::Now();
+  const absl::Time staged = cache::SteadyNow();
   result_.timing.stage_in_us = absl::ToInt64Microseconds(staged - started);
 
   if (absl::Status status = BeginCommit(); !status.ok()) return status;
@@ -216,12 +216,12 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
                     });
   if (!committed.ok()) return committed;
   result_.snapshots = snapshots.Commit();
-  const absl::Time computed = absl::Now();
+  const absl::Time computed = cache::SteadyNow();
   result_.timing.compute_us = absl::ToInt64Microseconds(computed - staged);
 
   if (!memory.on_device.v_new) ZeroUnusedRows(plan_, segment, memory.v_new);
   result_.positions = Positions(plan_, cache());
-  const absl::Time ended = absl::Now();
+  const absl::Time ended = cache::SteadyNow();
   result_.timing.stage_out_us = absl::ToInt64Microseconds(ended - computed);
   result_.timing.total_us = absl::ToInt64Microseconds(ended - created_);
   return absl::OkStatus();

@@ -1,6 +1,8 @@
 #include "server/rpc/call_context.h"
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/cache/clock.h"
 #include "server/rpc/snapshot_codec.h"
 
 namespace gdpcache::rpc {
@@ -11,7 +13,8 @@ absl::StatusOr<engine::CallContext> FindCaller(const DataPlane& plane, const grp
   if (!caller.ok()) return caller.status();
   auto found = plane.catalog.FindSession(session, (*caller)->tenant);
   if (!found.ok()) return found.status();
-  return engine::CallContext{.session = *std::move(found), .deadline = absl::FromChrono(context.deadline())};
+  const absl::Duration left = absl::FromChrono(context.deadline()) - absl::Now();
+  return engine::CallContext{.session = *std::move(found), .deadline = cache::SteadyNow() + left};
 }
 
 absl::StatusOr<cache::SnapshotSpace> FindSpace(const DataPlane& plane, const grpc::CallbackServerContext& context,

@@ -8,6 +8,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/cache/clock.h"
 #include "server/rpc/status.h"
 
 namespace gdpcache::rpc {
@@ -61,7 +62,7 @@ grpc::Status LoggedRpc::End(const engine::PrefillTiming& timing) {
 }
 
 void LoggedRpc::EndWell(const engine::PrefillTiming* timing) {
-  if (log_.slow_ == absl::ZeroDuration() || absl::Now() - arrived_ < log_.slow_) return;
+  if (log_.slow_ == absl::ZeroDuration() || cache::SteadyNow() - arrived_ < log_.slow_) return;
   LogLine(observe::LogLevel::kWarning, log_.slow_lines_, absl::StrCat(method_, " was slow"), RequestId(), timing);
 }
 
@@ -79,7 +80,7 @@ std::string LoggedRpc::RequestId() const {
 void LoggedRpc::LogLine(observe::LogLevel level, observe::LogLimiter& limiter, const std::string& message,
                         const std::string& request_id, const engine::PrefillTiming* timing) const {
   if (!observe::WouldLog(level)) return;
-  const absl::Time now = absl::Now();
+  const absl::Time now = cache::SteadyNow();
   const std::optional<std::int64_t> left_out = limiter.Admit(now);
   if (!left_out.has_value()) return;
   std::vector<observe::LogField> fields = {{"method", std::string(method_)}, {"request", request_id}};

@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/cache/clock.h"
 #include "server/cache/session.h"
 #include "server/engine/prefill_result.h"
 #include "server/observe/log_limiter.h"
@@ -70,7 +70,7 @@ class LoggedRpc {
   CallLog& log_;
   const absl::string_view method_;
   grpc::CallbackServerContext& context_;
-  const absl::Time arrived_ = absl::Now();
+  const absl::Time arrived_ = cache::SteadyNow();
   std::optional<cache::SessionKey> session_;  // not the session: nothing is to stay for the sake of a line in the log
   std::string tenant_;
   std::string client_;

@@ -12,7 +12,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "server/cache/clock.h"
 #include "server/cache/errors.h"
 #include "server/cache/session.h"
 #include "server/rpc/status.h"
@@ -241,7 +241,7 @@ std::int64_t AccessControl::tenants() const {
 }
 
 void AccessControl::LogRefusal(const absl::Status& status) const {
-  const std::optional<std::int64_t> left_out = refusal_lines_.Admit(absl::Now());
+  const std::optional<std::int64_t> left_out = refusal_lines_.Admit(cache::SteadyNow());
   if (!left_out.has_value()) return;
   spdlog::warn("refused: {}{}", std::string(status.message()),
                *left_out > 0 ? absl::StrCat(" (and ", cache::Counted(*left_out, "call"), " before)") : "");
