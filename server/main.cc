@@ -32,6 +32,7 @@
 #include "server/grpc_log.h"
 #include "server/observe/logging.h"
 #include "server/observe/metrics_endpoint.h"
+#include "server/observe/out_of_memory.h"
 #include "server/open_access.h"
 #include "server/open_snapshots.h"
 #include "server/rpc/control/caches.h"
@@ -234,6 +235,7 @@ int Main(absl::Span<const char* const> arguments) {
   std::cout << invocation.output << std::flush;
   std::cerr << invocation.errors;
   if (!invocation.config.has_value()) return invocation.exit_code;
+  observe::EndWhenOutOfMemory();
   observe::StartLogging(invocation.config->log);
   const GrpcLog grpc_log;
   if (const absl::Status status = Serve(*invocation.config); !status.ok()) {
