@@ -13,6 +13,9 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
+// Of one call, for every server. A file without rows may claim any number of empty ones.
+constexpr std::int64_t kMaxSequences = 65'536;
+
 /// The float types by their names in safetensors files.
 std::optional<DataType> FloatType(const std::string& dtype) {
   for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
@@ -170,6 +173,9 @@ class Loader {
     const TensorInfo* cu_seqlens = batch_.file.Find("cu_seqlens");
     if (cu_seqlens == nullptr) {
       if (batch_.batch == 0) batch_.batch = 1;
+      if (batch_.batch > kMaxSequences) {
+        return Fail("metadata 'batch' is ", batch_.batch, "; one call may have ", kMaxSequences, " sequences");
+      }
       if (batch_.tokens % batch_.batch != 0) {
         return Fail("T is ", batch_.tokens, ", which is no multiple of the batch of ", batch_.batch);
       }

@@ -144,6 +144,13 @@ TEST(LoadRecordedBatchTest, NamesTheFileAndWhatIsWrong) {
          b->Remove("cu_seqlens");
          b->metadata["batch"] = "2";
        }},
+      {"metadata 'batch' is 65537; one call may have 65536 sequences",
+       [](SmallBatch* b) {
+         for (const char* tensor : {"k", "w", "u"}) b->Floats(tensor, {0, 1, 1}, {});
+         for (const char* tensor : {"g", "cu_seqlens", "state_indices"}) b->Remove(tensor);
+         b->metadata["initial_state"] = "zero";
+         b->metadata["batch"] = "65537";
+       }},
   };
   for (const Case& wrong : cases) {
     SmallBatch small;
