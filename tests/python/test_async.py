@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
+import grpc.aio
 import pytest
 from conftest import Server
 from problems import random_call
@@ -70,6 +72,34 @@ def test_errors_are_the_same_classes(server: Server, cache: str) -> None:
                     await session.prefill(
                         random_call(1, 1 << 13, initial_state=InitialState.ZERO, transport="stream"), timeout=1e-4
                     )
+
+    run(main())
+
+
+@pytest.mark.parametrize(("timeout", "expected"), [(0.05, "DeadlineExceededError"), (60.0, "UnavailableError")])
+def test_a_reason_that_grpcio_loses_is_not_an_internal_error(cache: str, server: Server, timeout: float,
+                                                             expected: str) -> None:  # fmt: skip
+    class Answers:
+        def __aiter__(self) -> Answers:
+            return self
+
+        async def __anext__(self) -> bytes:
+            await asyncio.sleep(0.05)
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core")
+
+        def cancel(self) -> None:
+            pass
+
+    async def main() -> None:
+        async with gdpcache.AsyncClient(server.unix) as client, await client.open_session(cache) as session:
+            driver: Any = client._driver
+            real = driver._channel
+            driver._channel = SimpleNamespace(stream_stream=lambda path: lambda *arguments, **options: Answers())
+            with pytest.raises(getattr(gdpcache, expected)):
+                await session.prefill(random_call(1, 8, initial_state=InitialState.ZERO, transport="stream"),
+                                      timeout=timeout)  # fmt: skip
+            driver._channel = real
 
     run(main())
 

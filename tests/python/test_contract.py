@@ -101,7 +101,8 @@ def test_every_rpc_is_known() -> None:
 
 
 def is_repeated(field: Any) -> bool:
-    return bool(field.label == field.LABEL_REPEATED)
+    own = getattr(field, "is_repeated", None)  # which newer releases have in the place of the other
+    return bool(field.label == field.LABEL_REPEATED if own is None else own)
 
 
 def unset(message: Any, path: str = "") -> Iterator[str]:

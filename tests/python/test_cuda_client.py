@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,9 +238,12 @@ def test_a_call_without_an_answer_gives_its_memory_up(
     driver: Driver, server: Server, session: gdpcache.Session
 ) -> None:
     call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
-    server.fail = lambda context: time.sleep(0.2)
+    session.prefill(call)
+    given_up = threading.Event()
+    server.fail = lambda context: given_up.wait(60)
     with pytest.raises(gdpcache.DeadlineExceededError):
-        session.prefill(call, timeout=0.05)
+        session.prefill(call, timeout=0.5)
+    given_up.set()
     wait_until(lambda: driver.notes[-2:] == ["1 is gone", "2 is gone"])
     assert server.regions == {}
     server.fail = lambda context: None
@@ -258,12 +260,13 @@ def test_tensors_are_kept_until_the_server_has_let_go_of_them(
 ) -> None:
     at_work = threading.Event()
     lets_go = threading.Event()
-    server.fail = lambda context: at_work.wait(60)
     server.before_unregistering = lambda: lets_go.wait(60)
     call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    session.prefill(call)
+    server.fail = lambda context: at_work.wait(60)
     kept = [weakref.ref(call.k), weakref.ref(call.out.v_new)]
     with pytest.raises(gdpcache.DeadlineExceededError):
-        session.prefill(call, timeout=0.2)
+        session.prefill(call, timeout=0.5)
     del call
     gc.collect()
     assert all(tensor() is not None for tensor in kept)
@@ -291,7 +294,7 @@ def test_registrations_without_an_answer_are_taken_back(
 
         server.after_registering = hang
         with pytest.raises(gdpcache.DeadlineExceededError):
-            session.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE), timeout=0.2)
+            session.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE), timeout=1.0)
         server.after_registering = lambda request: None
         hanging.set()
         # What was answered stays for the next call; the rest is given up.
@@ -343,6 +346,7 @@ def test_memory_of_the_host_is_waited_for(driver: Driver, mixed: gdpcache.Sessio
 
 def test_a_gpu_that_hangs_ends_the_wait_in_time(driver: Driver, server: Server, mixed: gdpcache.Session) -> None:
     call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE, g=np.zeros((16, 1), np.float32))
+    mixed.prefill(call)
     driver.looks = 1 << 60
     with pytest.raises(gdpcache.DeadlineExceededError):
         mixed.prefill(call, timeout=0.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,11 +97,13 @@ def test_memory_of_a_call_without_an_answer_is_not_used_again(
     sharing: SharingServer, session: gdpcache.Session
 ) -> None:
     session.prefill(call_of(4096))
-    sharing.fail = lambda context: time.sleep(0.2)  # the server is still at work when the client gives up
+    given_up = threading.Event()
+    sharing.fail = lambda context: given_up.wait(60)  # the server is still at work when the client gives up
     with pytest.raises(gdpcache.DeadlineExceededError):
-        session.prefill(call_of(4096), timeout=0.05)
+        session.prefill(call_of(4096), timeout=0.5)
     wait_until(lambda: sharing.unregistered == ["arena-1"])
     sharing.fail = lambda context: None
+    given_up.set()
     assert session.prefill(call_of(4096)).transport is Transport.SHARED_MEMORY
     assert list(sharing.regions) == ["arena-2"]
 
@@ -110,11 +112,13 @@ def test_shared_arrays_of_a_call_without_an_answer_are_shared_no_more(
     sharing: SharingServer, session: gdpcache.Session
 ) -> None:
     out = session.shared_empty((4096, 1, 4))
-    sharing.fail = lambda context: time.sleep(0.2)
+    given_up = threading.Event()
+    sharing.fail = lambda context: given_up.wait(60)
     with pytest.raises(gdpcache.DeadlineExceededError):
-        session.prefill(call_of(4096, out=Outputs(v_new=out)), timeout=0.05)
+        session.prefill(call_of(4096, out=Outputs(v_new=out)), timeout=0.5)
     wait_until(lambda: sharing.unregistered == ["arena-1"])
     sharing.fail = lambda context: None
+    given_up.set()
     out[:] = 0
     result = session.prefill(call_of(4096, out=Outputs(v_new=out)))  # by a copy
     assert result.v_new is out

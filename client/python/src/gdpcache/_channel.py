@@ -54,6 +54,10 @@ class Deadline:
             raise TimeIsUpError
         return left
 
+    def is_over(self) -> bool:
+        """To the accuracy with which the two ends of a call know of it."""
+        return time.monotonic() > self.at - 0.01
+
     def detached(self, wait: float | None) -> float | None:
         """Seconds to wait for what goes on by itself: never an error."""
         left = None if math.isinf(self.at) else max(self.at - time.monotonic(), 0.0)

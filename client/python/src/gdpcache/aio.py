@@ -41,6 +41,17 @@ from gdpcache.types import (
 
 T = TypeVar("T")
 
+# What newer releases of grpcio tell in the place of the server's reason when that comes while a message is being sent.
+_SENDING_FAILED = "Internal error from Core"
+
+
+def _reason_lost(deadline: Deadline) -> errors.GdpCacheError:
+    if deadline.is_over():
+        return errors.DeadlineExceededError("Deadline Exceeded")
+    return errors.UnavailableError(
+        "the call ended before all of it was sent; this release of grpcio does not tell why the server ended it"
+    )
+
 
 class _Driver:
     """Performs what operations ask for."""
@@ -102,6 +113,10 @@ class _Driver:
             try:
                 async for answer in answers:
                     request.receive(answer)
+            except grpc.aio.AioRpcError as error:
+                if error.details() == _SENDING_FAILED:
+                    raise _reason_lost(deadline) from error
+                raise
             finally:
                 answers.cancel()
             return None
