@@ -1,15 +1,16 @@
 #include "server/engine/prefill_plan.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <optional>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "server/cache/errors.h"
 #include "server/cache/snapshots/snapshot.h"
-#include "server/engine/distinct_values.h"
 
 namespace gdpcache::engine {
 namespace {
@@ -356,7 +357,7 @@ class Planner {
                           absl::StrCat("has ", directives.size(), " entries; it may have ", kMaxDirectives));
     }
     plan_.snapshots.reserve(directives.size());
-    DistinctValues keys("keys");
+    absl::flat_hash_map<absl::string_view, std::size_t> firsts;
     for (std::size_t i = 0; i < directives.size(); ++i) {
       const SnapshotDirective& directive = directives[i];
       const std::string field = absl::StrCat("snapshots[", i, "].");
@@ -372,9 +373,6 @@ class Planner {
                                          " tokens has boundaries 0 to ", last));
       }
       if (absl::Status status = cache::CheckSnapshotKey(field + "key", directive.key); !status.ok()) return status;
-      if (absl::Status status = keys.Add(absl::BytesToHexString(directive.key), field + "key"); !status.ok()) {
-        return status;
-      }
       if (static_cast<std::int64_t>(directive.auxiliary.size()) != geometry_.auxiliary_bytes) {
         return InvalidField(field + "auxiliary", absl::StrCat("has ", directive.auxiliary.size(),
                                                               " bytes; the cache keeps ", geometry_.auxiliary_bytes));
@@ -383,6 +381,7 @@ class Planner {
                                  .boundary = directive.boundary,
                                  .tokens = std::min(directive.boundary * plan_.shape.chunk_size, tokens),
                                  .key = std::string(directive.key),
+                                 .first = firsts.try_emplace(directive.key, i).first->second,
                                  .auxiliary = directive.auxiliary});
     }
     return absl::OkStatus();

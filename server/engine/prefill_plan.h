@@ -32,6 +32,7 @@ struct SnapshotPlan {
   std::int64_t boundary = 0;  // BoundaryCount() is the sequence's end
   std::int64_t tokens = 0;    // of the sequence before it
   std::string key;
+  std::size_t first = 0;        // the first snapshot of this key in the call: the one that is kept
   absl::string_view auxiliary;  // the caller's memory
 };
 

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/engine/slot_memory.h"
 
 namespace gdpcache::engine {
@@ -18,12 +19,26 @@ absl::Status PrefillSnapshots::Begin(const Environment& environment, const CallC
   state_dtype_ = cache.geometry().state_dtype;
   const bool continues = plan.initial_state_source == InitialStateSource::kSlot;
   cache::SnapshotRecord record{.space = SpaceOf(*context.session), .key = "", .position = 0};
+  std::vector<std::int64_t> positions;
+  positions.reserve(plan.snapshots.size());
+  firsts_.reserve(plan.snapshots.size());
   drafts_.reserve(plan.snapshots.size());
   for (std::size_t i = 0; i < plan.snapshots.size(); ++i) {
     const SnapshotPlan& snapshot = plan.snapshots[i];
     const std::int64_t slot = plan.sequences[snapshot.sequence].slot;
     record.key = snapshot.key;
     record.position = snapshot.tokens + (continues && slot >= 0 ? cache.slots().Position(plan.layer, slot) : 0);
+    positions.push_back(record.position);
+    firsts_.push_back(snapshot.first);
+    if (snapshot.first < i) {
+      if (const std::int64_t position = positions[snapshot.first]; position != record.position) {
+        return absl::FailedPreconditionError(absl::StrCat("snapshots[", i, "] is at position ", record.position,
+                                                          "; snapshots[", snapshot.first,
+                                                          "], which has the same key, is at position ", position));
+      }
+      drafts_.emplace_back();
+      continue;
+    }
     absl::StatusOr<cache::SnapshotDraft> draft = store_->BeginPart(context.session->key(), record, plan.layer);
     if (!draft.ok()) return draft.status();
     if (draft->outcome().result == cache::SnapshotResult::kPending) order_.push_back(i);
@@ -110,7 +125,15 @@ absl::Status PrefillSnapshots::CopyAuxiliary(kernels::Backend& backend, const Pr
 std::vector<cache::SnapshotOutcome> PrefillSnapshots::Commit() {
   std::vector<cache::SnapshotOutcome> outcomes;
   outcomes.reserve(drafts_.size());
-  for (cache::SnapshotDraft& draft : drafts_) {
+  for (std::size_t i = 0; i < drafts_.size(); ++i) {
+    if (firsts_[i] < i) {
+      outcomes.push_back(outcomes[firsts_[i]]);
+      if (outcomes.back().result == cache::SnapshotResult::kStored) {
+        outcomes.back().result = cache::SnapshotResult::kPresent;
+      }
+      continue;
+    }
+    cache::SnapshotDraft& draft = drafts_[i];
     const bool pending = draft.outcome().result == cache::SnapshotResult::kPending;
     outcomes.push_back(pending ? store_->Commit(std::move(draft)) : draft.outcome());
   }

@@ -20,7 +20,8 @@ namespace gdpcache::engine {
 class PrefillSnapshots {
  public:
   /// Takes memory for what the call's directives want kept; the call holds its slots. A directive without space is only
-  /// an outcome. FAILED_PRECONDITION when the session has other parts of a snapshot at another position.
+  /// an outcome; so is one whose key an earlier one has. FAILED_PRECONDITION when the call or the session has other
+  /// parts of a snapshot at another position.
   absl::Status Begin(const Environment& environment, const CallContext& context, const PrefillPlan& plan);
 
   /// Lets the launch of a segment write the states that belong to it. For the segments in their order.
@@ -42,7 +43,8 @@ class PrefillSnapshots {
 
   cache::SnapshotStore* store_ = nullptr;
   kernels::DataType state_dtype_ = kernels::DataType::kFloat32;
-  std::vector<cache::SnapshotDraft> drafts_;      // by directive
+  std::vector<std::size_t> firsts_;               // by directive, the first of its key
+  std::vector<cache::SnapshotDraft> drafts_;      // by directive; nothing where an earlier one has the key
   std::vector<std::size_t> order_;                // directives with memory, by sequence and boundary
   std::size_t next_ = 0;                          // of order_: the first that no launch has joined
   std::vector<std::size_t> copied_;               // directives whose state CopyFinalStates has to copy

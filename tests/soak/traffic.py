@@ -187,13 +187,12 @@ class Traffic:
     def advance(self, readings: list[Reading]) -> None:
         """A piece of each, through all layers, keeping some of the boundaries."""
         pieces = [min(reading.left, CHUNK * self.random.randint(1, 12)) for reading in readings]
-        # Of documents that are still alike one keeps what both reach.
-        kept = {
-            reading.keys[reading.position + CHUNK * boundary]: (sequence, boundary)
+        kept = [  # the same key more than once where documents are still alike
+            (sequence, boundary, reading.keys[reading.position + CHUNK * boundary])
             for sequence, (reading, piece) in enumerate(zip(readings, pieces, strict=True))
             for boundary in range(1, piece // CHUNK + 1)
             if reading.position + CHUNK * boundary in reading.keys and self.random.random() < 0.4
-        }
+        ]
         for layer in range(LAYERS):
             slices = [
                 {name: array[reading.position : reading.position + piece] for name, array in inputs.items()}
@@ -203,7 +202,7 @@ class Traffic:
             call = self.call(layer, slices, [reading.slot for reading in readings])
             call.snapshots = [
                 gdpcache.SnapshotDirective(sequence, boundary, key, auxiliary(key, layer))
-                for key, (sequence, boundary) in sorted(kept.items(), key=lambda one: one[1])
+                for sequence, boundary, key in kept
             ]
             call.expected_positions = [reading.position for reading in readings]
             values = self.prefill(call)

@@ -207,6 +207,39 @@ TEST_P(SnapshotLifecycle, AKeyThatIsThereIsNotWrittenAgain) {
   EXPECT_EQ(scene.kept_bytes(), kept);
 }
 
+TEST_P(SnapshotLifecycle, OfSequencesThatReachOneKeyTheFirstIsKept) {
+  Scene alone(memory());
+  PrefillRequest request = alone.Request(streamed());
+  const std::string key = KeyOf("shared");
+  request.snapshots = {{.sequence = 1, .boundary = 0, .key = key, .auxiliary = "7 bytes"}};
+  ASSERT_TRUE(alone.Run(streamed(), request).ok());
+
+  Scene scene(memory());
+  request.snapshots.push_back({.sequence = 0, .boundary = 0, .key = key, .auxiliary = "7 bytes"});
+  request.snapshots.push_back({.sequence = 2, .boundary = 0, .key = key, .auxiliary = "7 bytes"});
+  const auto result = scene.Run(streamed(), request);
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_EQ(result->snapshots.size(), 3U);
+  EXPECT_EQ(result->snapshots[0].result, SnapshotResult::kStored);
+  EXPECT_EQ(result->snapshots[1].result, SnapshotResult::kPresent);
+  EXPECT_EQ(result->snapshots[2].result, SnapshotResult::kPresent);
+  EXPECT_EQ(ReadSnapshot(scene.world, *scene.session, key).value(),
+            ReadSnapshot(alone.world, *alone.session, key).value());
+  EXPECT_EQ(scene.kept_bytes(), alone.kept_bytes());
+}
+
+TEST_P(SnapshotLifecycle, OneKeyAtTwoPositionsFailsTheCallBeforeItChangesAnything) {
+  Scene scene(memory());
+  PrefillRequest request = scene.Request(streamed());
+  const std::string key = KeyOf("shared");
+  request.snapshots = {{.sequence = 0, .boundary = 0, .key = key, .auxiliary = "7 bytes"},
+                       {.sequence = 0, .boundary = 1, .key = key, .auxiliary = "7 bytes"}};
+  const auto result = scene.Run(streamed(), request);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(result.status().message()), ::testing::HasSubstr("snapshots[1] is at position"));
+  scene.ExpectNothingKept();
+}
+
 TEST_P(SnapshotLifecycle, ACallThatFailsItsChecksKeepsNothing) {
   Scene scene(memory());
   const std::vector<std::int64_t> expected = {5, -1, -1};
