@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from fake_server import SharingServer, fake_server
@@ -229,6 +230,68 @@ def test_copying_into_shared_memory_ends_in_time(tmp_path: Path, monkeypatch: py
         assert session._state.arena._regions == kept
         assert (session.prefill(call).v_new == call.u).all()
     assert sharing.unregistered == []
+    sharing.close()
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True], ids=["blocking", "asyncio"])
+def test_settling_waits_for_the_server(is_asynchronous: bool, hanging: Hanging, tmp_path: Path) -> None:
+    sharing = SharingServer(tmp_path)
+    lets_go = threading.Event()
+
+    def unregister(request: Any, context: Any) -> Any:
+        lets_go.wait(60)
+        return sharing._unregister(request, context)
+
+    async def call(session: Any) -> None:
+        async def awaited(value: Any) -> None:
+            if is_asynchronous:
+                await value
+
+        await awaited(session.prefill(rows(1 << 16)))
+        await awaited(session.settle(timeout=TIMEOUT))  # nothing to wait for
+        sharing.fail = hanging
+        with pytest.raises(gdpcache.DeadlineExceededError):
+            await awaited(prefill("shared_memory", 1 << 16)(session))
+        with ends_in_time():
+            await awaited(session.settle(timeout=TIMEOUT))
+        assert sharing.unregistered == []
+        threading.Timer(TIMEOUT, lets_go.set).start()
+        await awaited(session.settle())
+        assert len(sharing.unregistered) == 1
+
+    async def run(address: str) -> None:
+        if is_asynchronous:
+            async with gdpcache.AsyncClient(address) as client, await client.open_session("fake") as session:
+                await call(session)
+            return
+        with gdpcache.Client(address) as blocking, blocking.open_session("fake") as opened:
+            await call(opened)
+
+    handlers: dict[str, Any] = {**sharing.handlers(), "UnregisterMemory": unregister}
+    with fake_server(handlers) as address:
+        asyncio.run(run(address))
+        hanging.over.set()
+    sharing.close()
+
+
+def test_what_is_not_known_is_not_settled(hanging: Hanging, tmp_path: Path) -> None:
+    sharing = SharingServer(tmp_path)
+
+    def unregister(request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    with (
+        fake_server({**sharing.handlers(), "UnregisterMemory": unregister}) as address,
+        gdpcache.Client(address) as client,
+        client.open_session("fake") as session,
+    ):
+        session.prefill(rows(1 << 16))
+        sharing.fail = hanging
+        with pytest.raises(gdpcache.DeadlineExceededError):
+            prefill("shared_memory", 1 << 16)(session)
+        with ends_in_time():
+            session.settle(timeout=TIMEOUT)
+        hanging.over.set()
     sharing.close()
 
 

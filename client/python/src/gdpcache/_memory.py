@@ -11,8 +11,7 @@ import socket
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -20,12 +19,13 @@ import numpy as np
 
 from gdpcache import _cuda
 from gdpcache._channel import TimeIsUpError
-from gdpcache._operations import Blocking, Detached, Operation, unary
+from gdpcache._operations import Blocking, Detached, Operation, Sleep, unary
 from gdpcache.errors import (
     CallCancelledError,
     DeadlineExceededError,
     GdpCacheError,
     InvalidArgumentError,
+    NotFoundError,
     PermissionDeniedError,
     ResourceExhaustedError,
     UnavailableError,
@@ -38,6 +38,7 @@ ALIGNMENT = 64  # bytes; of a cache line, and more than any element needs
 _SMALLEST_REGION = 16 << 20
 _LETTING_GO = 60.0  # seconds for a server to let go of memory that a call without an answer used
 _GRACE = 0.02  # seconds that such a call waits for it
+_LOOK = 0.005  # seconds between looks whether it has
 _HANDOVER_TIMEOUT = 5.0  # seconds for a server on this host to take a descriptor
 
 
@@ -65,20 +66,47 @@ class Place(NamedTuple):
     offset: int
 
 
-def unregister(session: str, name: str) -> Operation[None]:
-    """Returns when the server has let go of the region. So it has if it does not know it, or the session, any more; a
-    server that cannot be reached will when the session expires."""
+def unregister(session: str, name: str) -> Operation[bool]:
+    """Returns when the server has let go of the region: so it has if it does not know it, or the session, any more.
+    False if that is not known: a server that cannot be reached will when the session expires."""
     request = memory_pb2.UnregisterMemoryRequest(session=session, name=name)
-    with suppress(GdpCacheError):
-        yield from unary("UnregisterMemory", request, memory_pb2.UnregisterMemoryResponse)
-
-
-def _let_go(session: str, names: Iterable[str], keep: object, pair: EventPair | None = None) -> Operation[None]:
-    """After a call whose end is not known: until the server has let go of these regions and events it may be at work
-    in `keep`, which this holds for so long, and with the pair."""
     try:
+        yield from unary("UnregisterMemory", request, memory_pb2.UnregisterMemoryResponse)
+    except NotFoundError:
+        return True
+    except GdpCacheError:
+        return False
+    return True
+
+
+class Unsettled:
+    """What the server may still use after calls without an answer. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._uses: set[object] = set()
+
+    def begin(self) -> Callable[[], None]:
+        """Returns what tells the end."""
+        use = object()
+        self._uses.add(use)
+        return functools.partial(self._uses.discard, use)
+
+    def wait(self) -> Operation[None]:
+        while self._uses:
+            yield Sleep(_LOOK)
+
+
+def _let_go(
+    session: str, names: Iterable[str], keep: object, ended: Callable[[], None], pair: EventPair | None = None
+) -> Operation[None]:
+    """After a call whose end is not known: until the server has let go of these regions and events it may be at work
+    in `keep`, which this holds for so long, and with the pair. `ended` is called when it is known to have."""
+    try:
+        done = True
         for name in names:
-            yield from unregister(session, name)
+            done = (yield from unregister(session, name)) and done
+        if done:
+            ended()
     finally:
         if pair is not None:
             pair.close()
@@ -160,8 +188,9 @@ class Block(np.ndarray[Any, np.dtype[np.uint8]]):
 class Arena:
     """System memory of one session, registered region by region as it is needed. Safe for several threads."""
 
-    def __init__(self, session: str, server: ServerInfo) -> None:
+    def __init__(self, session: str, server: ServerInfo, unsettled: Unsettled) -> None:
         self._session = session
+        self._unsettled = unsettled
         self._socket = server.descriptor_socket
         self._limit = server.limits.shared_memory_bytes
         self.available = "shared_memory" in server.transports and bool(self._socket)
@@ -275,7 +304,7 @@ class Arena:
             self._regions = [region for region in self._regions if region.name not in names]
             for size, parts in self._ready.items():
                 self._ready[size] = [part for part in parts if part.region.name not in names]
-        yield Detached(_let_go(self._session, names, keep), _LETTING_GO, _GRACE)
+        yield Detached(_let_go(self._session, names, keep, self._unsettled.begin()), _LETTING_GO, _GRACE)
 
 
 class Allocation(NamedTuple):
@@ -325,8 +354,9 @@ _NO_SHARING = (
 class CudaRegions:
     """Allocations on the server's GPU that a session has registered, and its events. Safe for several threads."""
 
-    def __init__(self, session: str, server: ServerInfo) -> None:
+    def __init__(self, session: str, server: ServerInfo, unsettled: Unsettled) -> None:
         self._session = session
+        self._unsettled = unsettled
         self._device = server.device_uuid
         self.available = "cuda_ipc" in server.transports
         self._lock = threading.Lock()
@@ -406,7 +436,7 @@ class CudaRegions:
                 yield from unary("RegisterCudaEvent", request, memory_pb2.RegisterCudaEventResponse)
         except BaseException as error:
             names = (pair.ready_event, pair.done_event)
-            yield Detached(_let_go(self._session, names, None, pair), _LETTING_GO, _GRACE)
+            yield Detached(_let_go(self._session, names, None, self._unsettled.begin(), pair), _LETTING_GO, _GRACE)
             if isinstance(error, _NO_SHARING):
                 raise SharingUnavailableError(str(error)) from error
             raise
@@ -421,7 +451,7 @@ class CudaRegions:
         until the server has let go of the memory and the events."""
         self._forget(names)
         names = {*names, pair.ready_event, pair.done_event}
-        yield Detached(_let_go(self._session, names, keep, pair), _LETTING_GO, _GRACE)
+        yield Detached(_let_go(self._session, names, keep, self._unsettled.begin(), pair), _LETTING_GO, _GRACE)
 
     def close(self) -> None:
         """When the session has ended, and with it what the server knew of these events."""

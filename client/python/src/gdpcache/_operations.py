@@ -58,7 +58,7 @@ class Detached:
     long as `timeout` seconds. Its errors are nobody's. The operation waits for it at most `wait` seconds, None: as long
     as its own time allows."""
 
-    operation: Generator[Any, Any, None]
+    operation: Generator[Any, Any, object]
     timeout: float
     wait: float | None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gdpcache import _convert, _frames, _server, _tensors
-from gdpcache._memory import Arena, CudaRegions
+from gdpcache._memory import Arena, CudaRegions, Unsettled
 from gdpcache._operations import SERVICE, Detached, Operation, Stream, parse, unary
 from gdpcache._recent import Recent
 from gdpcache._tensors import TensorView, indices
@@ -51,8 +51,9 @@ class SessionState:
         self.error: GdpCacheError | None = None  # why the renewal has given up
         self.closed = False
         self.plans: Recent[Plan] = Recent(_PLANS)
-        self.arena = Arena(session, server)
-        self.cuda = CudaRegions(session, server)
+        self.unsettled = Unsettled()
+        self.arena = Arena(session, server, self.unsettled)
+        self.cuda = CudaRegions(session, server, self.unsettled)
 
     @property
     def renewal_interval(self) -> float:

@@ -392,6 +392,9 @@ class AsyncSession(_session.SessionProperties):
     ) -> Array:
         return await self._driver.run(_shared.shared_empty(self._state, shape, dtype), timeout)
 
+    async def settle(self, *, timeout: float | None = None) -> None:
+        await self._driver.run(self._state.unsettled.wait(), timeout)
+
     async def list_shared_memory(self, *, timeout: float | None = None) -> list[Region]:
         return await self._driver.run(_session.list_shared_memory(self._state), timeout)
 

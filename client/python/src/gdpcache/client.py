@@ -401,6 +401,12 @@ class Session(_session.SessionProperties):
         as ``out``. UnavailableError where the server shares no memory with this client."""
         return self._driver.run(_shared.shared_empty(self._state, shape, dtype), timeout)
 
+    def settle(self, *, timeout: float | None = None) -> None:
+        """After a call that ended without the server's answer, as by a timeout: waits until the server has let go of
+        the memory that it shared. Before that it may still read such a call's arrays of ``shared_empty`` and tensors on
+        the GPU, and write its results; after that the slots' positions tell whether it was applied."""
+        self._driver.run(self._state.unsettled.wait(), timeout)
+
     def list_shared_memory(self, *, timeout: float | None = None) -> list[Region]:
         """What the session shares with the server."""
         return self._driver.run(_session.list_shared_memory(self._state), timeout)

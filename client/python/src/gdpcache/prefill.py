@@ -51,8 +51,9 @@ class PrefillCall:
 
     Tensors may be numpy arrays, torch tensors, or whatever shows its memory by ``__dlpack__`` or
     ``__cuda_array_interface__``; bfloat16 in numpy: see :mod:`gdpcache.bfloat16`. They must not change until the call
-    has returned. Lists of integers may be any sequence, array or tensor; on a GPU they have to be fetched first, which
-    waits for it, so keep them on the host. Options may be given by their values, as ``states="all"``.
+    has returned, nor, after one without an answer, before ``session.settle()`` has. Lists of integers may be any
+    sequence, array or tensor; on a GPU they have to be fetched first, which waits for it, so keep them on the host.
+    Options may be given by their values, as ``states="all"``.
     """
 
     layer: int = 0
