@@ -1,12 +1,14 @@
 # The server and its command as a container image.
 #
-#   docker build -t gdpcache .
-#   docker build -t gdpcache:cuda --build-arg CUDA=ON \
-#     --build-arg BUILD_IMAGE=nvidia/cuda:12.8.1-devel-ubuntu24.04 --build-arg RUNTIME_IMAGE=ubuntu:24.04 .
+#   docker build -t gdpcache --build-arg COMMIT="$(git describe --always --dirty --abbrev=12)" .
+#   docker build -t gdpcache:cuda --build-arg COMMIT="$(git describe --always --dirty --abbrev=12)" --build-arg CUDA=ON \
+#     --build-arg BUILD_IMAGE=docker.io/nvidia/cuda:12.8.1-devel-ubuntu24.04 \
+#     --build-arg RUNTIME_IMAGE=docker.io/library/ubuntu:24.04 .
 #
-# Debian 12 or Ubuntu 24.04 bases, the same release for both; pin them by digest where builds must repeat.
-ARG BUILD_IMAGE=docker.io/library/debian:12-slim
-ARG RUNTIME_IMAGE=docker.io/library/debian:12-slim
+# Bases: Debian 12 or Ubuntu 24.04, the same release for both; the one of the runtime needs nothing of CUDA's. A tag may
+# move: where builds must repeat, add the digest, --build-arg BUILD_IMAGE=docker.io/library/debian:12.12-slim@sha256:...
+ARG BUILD_IMAGE=docker.io/library/debian:12.12-slim
+ARG RUNTIME_IMAGE=docker.io/library/debian:12.12-slim
 
 FROM ${BUILD_IMAGE} AS build
 WORKDIR /src
@@ -14,21 +16,28 @@ WORKDIR /src
 COPY dev .
 RUN ./dev setup
 COPY . .
+# Where NVIDIA's packages and images put the toolkit.
+ENV PATH=/usr/local/cuda/bin:$PATH
 ARG CUDA=OFF
-RUN cmake --preset release -D GDPCACHE_CUDA=${CUDA} -D GDPCACHE_BUILD_TESTS=OFF -D GDPCACHE_BUILD_BENCHMARKS=OFF \
+# Of the source, for --version and the metrics; the context has no .git to ask.
+ARG COMMIT=unknown
+RUN --mount=type=cache,target=/root/.cache/ccache \
+    cmake --preset release -D GDPCACHE_CUDA=${CUDA} -D GDPCACHE_COMMIT=${COMMIT} \
+      -D GDPCACHE_BUILD_TESTS=OFF -D GDPCACHE_BUILD_BENCHMARKS=OFF \
  && cmake --build build/release --target gdpcached gdpcache \
  && install -D -s -t /image/usr/bin build/release/server/gdpcached build/release/client/gdpcache \
  && install -D -m 0644 -t /image/etc/gdpcache deploy/container/gdpcached.textproto \
  && deploy/container/runtime_packages.sh /image/usr/bin/* > /runtime-packages
+# The labels tell the truth.
+ARG VERSION=0.1.0
+RUN test "$(/image/usr/bin/gdpcached --version | head -n 1)" = "gdpcached ${VERSION}"
 
 FROM ${RUNTIME_IMAGE}
-LABEL org.opencontainers.image.title="gdpcache" \
-      org.opencontainers.image.description="Recurrent state cache of Gated Delta Product language models" \
-      org.opencontainers.image.documentation="README.md"
 COPY --from=build /runtime-packages /tmp/runtime-packages
 RUN apt-get update -q \
  && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(cat /tmp/runtime-packages) \
- && rm -rf /var/lib/apt/lists/* /tmp/runtime-packages \
+ && apt-get clean \
+ && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log /tmp/runtime-packages \
  && useradd --system --uid 10001 --user-group --home-dir /nonexistent --shell /usr/sbin/nologin gdpcache \
  && install -d -o gdpcache -g gdpcache -m 0700 /run/gdpcache /var/lib/gdpcache
 COPY --from=build /image /
@@ -42,3 +51,16 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["/usr/bin/gdpcache", "health", "--server", "unix:/run/gdpcache/gdpcache.sock"]
 # The server starts no processes and handles SIGTERM itself: it needs no init.
 ENTRYPOINT ["/usr/bin/gdpcached", "--config=/etc/gdpcache/gdpcached.textproto"]
+ARG RUNTIME_IMAGE
+ARG COMMIT=unknown
+ARG VERSION=0.1.0
+# Where the source can be had, and its licences as an SPDX expression: whoever publishes the image says so.
+ARG SOURCE=""
+ARG LICENSES=NOASSERTION
+LABEL org.opencontainers.image.title="gdpcache" \
+      org.opencontainers.image.description="Recurrent state cache of Gated Delta Product language models" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${COMMIT}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.licenses="${LICENSES}" \
+      org.opencontainers.image.base.name="${RUNTIME_IMAGE}"
