@@ -17,7 +17,7 @@ COPY dev .
 RUN ./dev setup
 COPY . .
 # Where NVIDIA's packages and images put the toolkit.
-ENV PATH=/usr/local/cuda/bin:$PATH
+ENV PATH=/usr/local/cuda/bin:$PATH LANG=C.UTF-8
 ARG CUDA=OFF
 # Of the source, for --version and the metrics; the context has no .git to ask.
 ARG COMMIT=unknown
@@ -38,7 +38,7 @@ RUN apt-get update -q \
  && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(cat /tmp/runtime-packages) \
  && apt-get clean \
  && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log /tmp/runtime-packages \
- && useradd --system --uid 10001 --user-group --home-dir /nonexistent --shell /usr/sbin/nologin gdpcache \
+ && useradd --no-create-home --uid 10001 --user-group --home-dir /nonexistent --shell /usr/sbin/nologin gdpcache \
  && install -d -o gdpcache -g gdpcache -m 0700 /run/gdpcache /var/lib/gdpcache
 COPY --from=build /image /
 # Read by the NVIDIA container runtime, where there is one.

@@ -179,12 +179,34 @@ class DockerfileTest(unittest.TestCase):
         self.assertEqual(mistakes(GDPCACHED, f"--config={SOURCE}/deploy/container/gdpcached.textproto"), [])
 
     def test_the_context_has_all_that_is_built(self):
-        ignored = (SOURCE / ".dockerignore").read_text().splitlines()
-        cmake = (SOURCE / "CMakeLists.txt").read_text()
-        for directory in set(re.findall(r"^add_subdirectory\((\w+)\)", cmake, re.MULTILINE)) | {"cmake"}:
-            self.assertIn(f"!/{directory}", ignored)
-        for file in ("dev", "CMakeLists.txt", "CMakePresets.json"):
-            self.assertIn(f"!/{file}", ignored)
+        rules = (SOURCE / ".dockerignore").read_text().splitlines()
+        rules = [rule for rule in rules if rule and rule[0] != "#"]
+        self.assertEqual(rules.pop(0), "*")
+        kept = [rule.removeprefix("!/") for rule in rules if rule[0] == "!"]
+        left_out = [SOURCE / rule.removeprefix("/") for rule in rules if rule[0] != "!"]
+        ignore = shutil.ignore_patterns("__pycache__")
+        with tempfile.TemporaryDirectory() as context:
+            for path in kept:
+                if (SOURCE / path).is_dir():
+                    shutil.copytree(
+                        SOURCE / path,
+                        pathlib.Path(context, path),
+                        ignore=lambda folder, names: {
+                            *(name for name in names if pathlib.Path(folder, name) in left_out),
+                            *ignore(folder, names),
+                        },
+                    )
+                else:
+                    shutil.copy(SOURCE / path, context)
+            for word in re.findall(r"(?:\s|^)(?:\./)?(dev|deploy/\S+)", self.text):
+                self.assertTrue(pathlib.Path(context, word).exists(), word)
+            # With the options of the Dockerfile.
+            options = re.search(r"cmake --preset release (.*?) && ", self.text, re.DOTALL).group(1)
+            options = re.findall(r"-D \S+", options.replace("${CUDA}", "OFF").replace("${COMMIT}", "0123456789ab"))
+            command = ["cmake", "--preset", "release", *options]
+            configured = subprocess.run(command, cwd=context, capture_output=True, text=True, check=False)
+            self.assertEqual(configured.returncode, 0, configured.stdout + configured.stderr)
+            self.assertIn("0123456789ab", pathlib.Path(context, "build/release/CMakeCache.txt").read_text())
 
 
 unittest.main(argv=sys.argv[:1], verbosity=2)
