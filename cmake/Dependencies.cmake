@@ -36,6 +36,10 @@ if(NOT GDPCACHE_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA_ARCHITECTURES OFF) # kernels/cuda sets them per library
     endif()
     enable_language(CUDA)
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+      # Debian 12's CMake stumbles over the absence of a library that CUDA 13 no longer has; nothing here uses it.
+      add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+    endif()
     find_package(CUDAToolkit REQUIRED)
   elseif(GDPCACHE_CUDA STREQUAL "ON")
     message(FATAL_ERROR "GDPCACHE_CUDA is ON and no nvcc was found (looked in PATH and CUDACXX)")
