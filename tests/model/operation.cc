@@ -21,10 +21,10 @@ struct Form {
 };
 
 constexpr Form kForms[] = {
-    {OperationKind::kServer, "server", 9, 0},
+    {OperationKind::kServer, "server", 10, 0},
     {OperationKind::kCreateCache, "create", 2, 3},
     {OperationKind::kDeleteCache, "drop", 2, 1},
-    {OperationKind::kOpenSession, "open", 2, 8},
+    {OperationKind::kOpenSession, "open", 3, 8},
     {OperationKind::kCloseSession, "close", 1, 2},
     {OperationKind::kExpireSession, "expire", 2, 1},
     {OperationKind::kAcquire, "acquire", 2, 10},
@@ -33,17 +33,18 @@ constexpr Form kForms[] = {
     {OperationKind::kCopy, "copy", 11, 5},
     {OperationKind::kRead, "read", 5, 2},
     {OperationKind::kWrite, "write", 7, 4},
-    {OperationKind::kPrefill, "prefill", 24, 26},
+    {OperationKind::kPrefill, "prefill", 25, 26},
     {OperationKind::kStorm, "storm", 12, 4},
     {OperationKind::kHasty, "hasty", 4, 2},
     {OperationKind::kSave, "save", 5, 8},
     {OperationKind::kLookup, "lookup", 5, 6},
     {OperationKind::kRestore, "restore", 7, 10},
     {OperationKind::kPin, "pin", 4, 2},
-    {OperationKind::kUnpin, "unpin", 2, 2},
-    {OperationKind::kDelete, "delete", 4, 3},
-    {OperationKind::kExport, "export", 2, 2},
-    {OperationKind::kImport, "import", 4, 2},
+    {OperationKind::kUnpin, "unpin", 3, 2},
+    {OperationKind::kDelete, "delete", 5, 3},
+    {OperationKind::kExport, "export", 3, 2},
+    {OperationKind::kImport, "import", 5, 2},
+    {OperationKind::kWatch, "watch", 4, 3},
     {OperationKind::kRestart, "restart", 1, 1},
     {OperationKind::kKill, "kill", 1, 1},
 };
@@ -101,7 +102,7 @@ std::vector<Operation> RandomOperations(std::uint64_t seed, std::size_t count) {
                                        {OperationKind::kCreateCache, {1 + static_cast<std::uint32_t>(random() % 3)}},
                                        {OperationKind::kOpenSession, {}},
                                        {OperationKind::kAcquire, {0, 2}},
-                                       {OperationKind::kOpenSession, {1, static_cast<std::uint32_t>(random() % 4)}},
+                                       {OperationKind::kOpenSession, {1, static_cast<std::uint32_t>(random() % 4), 1}},
                                        {OperationKind::kAcquire, {1, 1}}};
   while (operations.size() < count) {
     auto drawn = static_cast<unsigned>(random() % total);

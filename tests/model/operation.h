@@ -37,6 +37,7 @@ enum class OperationKind : std::uint8_t {
   kDelete,
   kExport,
   kImport,
+  kWatch,
   kRestart,
   kKill,
 };

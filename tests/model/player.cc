@@ -3,11 +3,13 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tests/support/certificates.h"
 #include "tests/support/eventually.h"
 
 namespace gdpcache::test {
@@ -15,6 +17,8 @@ namespace {
 
 constexpr std::int64_t kPlaces = 4;  // of sessions
 constexpr char kVerifier[] = "verifier";
+
+std::string TokenOf(int tenant) { return absl::StrCat("token-of-tenant-", tenant, "-0123456789abcdef"); }
 
 }  // namespace
 
@@ -90,21 +94,52 @@ void Player::SetUp(Choices choices) {
     flags_.push_back(absl::StrCat("--snapshot-write=", write_through_ ? "through" : "back"));
     if (small_disk) flags_.push_back("--snapshot-disk-size=1MiB");
   }
+  if (choices.Below(3) == 2) AddTenants();
   StartServer();
+}
+
+void Player::AddTenants() {
+  tenants_ = 2;
+  std::string identities;
+  std::string tokens;
+  for (int tenant = 0; tenant < tenants_; ++tenant) {
+    absl::StrAppend(&identities, "identities { name: 'caller", tenant, "' tenant: 'tenant", tenant,
+                    "' permissions: [READ, DATA, ADMIN] }\n");
+    absl::StrAppend(&tokens, TokenOf(tenant), " caller", tenant, "\n");
+  }
+  const std::string config = directory_.path() + "/config";
+  const std::string token_file = directory_.path() + "/tokens";
+  std::ofstream(config) << identities;
+  WriteSecret(token_file, tokens);
+  flags_.push_back("--config=" + config);
+  flags_.push_back("--token-file=" + token_file);
 }
 
 void Player::StartServer() {
   server_ = std::make_unique<ServerProcess>(flags_);
-  absl::StatusOr<Client> client = Client::Connect(server_->unix_address(), {.timeout = absl::Seconds(60)});
-  if (!client.ok()) return Fail(absl::StrCat("the server cannot be reached: ", client.status().ToString()));
-  client_.emplace(*std::move(client));
+  for (int tenant = 0; tenant < tenants_; ++tenant) {
+    ClientOptions options{.timeout = absl::Seconds(60)};
+    if (tenants_ > 1) options.token = TokenOf(tenant);
+    absl::StatusOr<Client> client = Client::Connect(server_->unix_address(), options);
+    if (!client.ok()) return Fail(absl::StrCat("the server cannot be reached: ", client.status().ToString()));
+    clients_.push_back(*std::move(client));
+  }
+}
+
+void Player::ForEachSpace(const std::function<void(const SpaceName&, const std::string&)>& visit) {
+  std::set<std::string> seen;
+  for (const auto& [name, cache] : std::map(world_.caches)) {
+    if (!seen.insert(cache->spec.fingerprint).second) continue;
+    for (int tenant = 0; tenant < tenants_ && !failed(); ++tenant) visit({cache->spec.fingerprint, tenant}, name);
+  }
 }
 
 void Player::ForgetServer() {
+  world_.watches.clear();
   world_.sessions.clear();
   world_.caches.clear();
   world_.pins.clear();
-  client_.reset();
+  clients_.clear();
   server_.reset();
 }
 
@@ -157,6 +192,8 @@ void Player::PlayOne(const Operation& operation) {
       return Export(choices);
     case OperationKind::kImport:
       return Import(choices);
+    case OperationKind::kWatch:
+      return Watch(choices);
     case OperationKind::kRestart:
       return Restart(choices);
     case OperationKind::kKill:
@@ -198,7 +235,7 @@ void Player::CheckSlots() {
       }
     }
   }
-  const absl::StatusOr<std::vector<CacheInfo>> caches = client_->ListCaches();
+  const absl::StatusOr<std::vector<CacheInfo>> caches = client().ListCaches();
   if (!Expect(caches.status(), {}, "listing caches")) return;
   if (caches->size() != world_.caches.size()) {
     return Fail(absl::StrCat("there are ", caches->size(), " caches, not ", world_.caches.size()));
@@ -217,12 +254,9 @@ void Player::CheckSlots() {
 }
 
 void Player::CheckSnapshotLists() {
-  std::set<std::string> seen;
-  for (const auto& [name, cache] : world_.caches) {
-    const std::string& fingerprint = cache->spec.fingerprint;
-    if (!seen.insert(fingerprint).second) continue;
-    ModelSpace& space = world_.spaces[fingerprint];
-    const absl::StatusOr<SnapshotPage> page = client_->ListSnapshots(name, 1'000);
+  ForEachSpace([this](const SpaceName& of, const std::string& name) {
+    ModelSpace& space = world_.spaces[of];
+    const absl::StatusOr<SnapshotPage> page = client(of.second).ListSnapshots(name, 1'000);
     if (!Expect(page.status(), {}, "listing snapshots")) return;
     std::set<std::string> listed;
     for (const Snapshot& snapshot : page->snapshots) {
@@ -249,19 +283,43 @@ void Player::CheckSnapshotLists() {
       }
       Forget(space, key);
     }
+    CheckWatches(of, name, *page);
+  });
+}
+
+void Player::CheckWatches(const SpaceName& space, const std::string& cache, const SnapshotPage& page) {
+  SnapshotPage last = page;
+  for (const ModelWatch& watch : world_.watches) {
+    if (watch.space != space) continue;
+    const auto agree = [&] {
+      if (watch.watcher->end().has_value()) return true;
+      SnapshotView listed;
+      for (const Snapshot& snapshot : last.snapshots) listed[snapshot.key] = snapshot.position;
+      if (watch.watcher->view() == listed) return true;
+      // More may have been evicted meanwhile.
+      if (absl::StatusOr<SnapshotPage> again = client(space.second).ListSnapshots(cache, 1'000); again.ok()) {
+        last = *std::move(again);
+      }
+      return false;
+    };
+    if (!Eventually(agree)) return Fail("what a watch tells comes to something else than what there is");
+    if (const std::optional<absl::Status> end = watch.watcher->end(); end.has_value()) {
+      return Fail("a watch has ended: " + end->ToString());
+    }
+    ++counts_["a watch told what there is"];
   }
 }
 
 void Player::CheckSnapshotContents() {
-  for (auto& [fingerprint, space] : world_.spaces) {
+  for (auto& [name, space] : world_.spaces) {
     if (space.snapshots.empty()) continue;
     CacheSpec spec = Spec(0);
     spec.name = kVerifier;
-    spec.fingerprint = fingerprint;
+    spec.fingerprint = name.first;
     spec.geometry.slots = 1;
     spec.ephemeral = true;
-    if (!Expect(client_->CreateCache(spec).status(), {}, "creating the verifier")) return;
-    absl::StatusOr<Session> session = client_->OpenSession(kVerifier);
+    if (!Expect(client().CreateCache(spec).status(), {}, "creating the verifier")) return;
+    absl::StatusOr<Session> session = client(name.second).OpenSession(kVerifier);
     if (!Expect(session.status(), {}, "opening the verifier")) return;
     if (!Expect(session->AcquireSlots(1).status(), {}, "acquiring the verifier's slot")) return;
     for (const auto& [key, state] : std::map(space.snapshots)) {
@@ -323,7 +381,7 @@ void Player::CreateCache(Choices choices) {
   if (twist == 6) errors = {absl::StatusCode::kInvalidArgument};
   if (twist == 7 && existing != world_.caches.end()) errors = {absl::StatusCode::kAlreadyExists};
   if (twist == 7 && errors.empty()) return;  // all caches of a run have one geometry
-  const absl::StatusOr<CreatedCache> created = client_->CreateCache(spec);
+  const absl::StatusOr<CreatedCache> created = client().CreateCache(spec);
   if (!Expect(created.status(), errors, "creating a cache")) return;
   if (created->created != (existing == world_.caches.end())) {
     return Fail(created->created ? "the cache was created anew" : "the cache was there already");
@@ -343,7 +401,7 @@ void Player::DeleteCache(Choices choices) {
   Codes errors;
   if (found == world_.caches.end()) errors = {absl::StatusCode::kNotFound};
   if (errors.empty() && found->second->sessions > 0 && !force) errors = {absl::StatusCode::kFailedPrecondition};
-  if (!Expect(client_->DeleteCache(name, force), errors, "dropping a cache")) return;
+  if (!Expect(client().DeleteCache(name, force), errors, "dropping a cache")) return;
   for (auto& [place, session] : world_.sessions) {
     if (session.cache != found->second) continue;
     session.open = false;
@@ -355,16 +413,18 @@ void Player::DeleteCache(Choices choices) {
 void Player::OpenSession(Choices choices) {
   const int place = static_cast<int>(choices.Below(kPlaces));
   const std::string name = NameOf(choices.Next());
+  const int tenant = Tenant(choices);
   if (world_.sessions.contains(place)) return;
   const auto found = world_.caches.find(name);
   const Codes errors = found == world_.caches.end() ? Codes{absl::StatusCode::kNotFound} : Codes{};
   absl::StatusOr<Session> session =
-      client_->OpenSession(name, {.ttl = absl::Hours(1), .client_name = "model", .keep_alive = false});
+      client(tenant).OpenSession(name, {.ttl = absl::Hours(1), .client_name = "model", .keep_alive = false});
   if (!Expect(session.status(), errors, "opening a session")) return;
   ++found->second->sessions;
   ModelSession& opened = world_.sessions[place];
   opened.client.emplace(*std::move(session));
   opened.cache = found->second;
+  opened.tenant = tenant;
 }
 
 void Player::EndModelSession(int place) {
@@ -392,7 +452,7 @@ void Player::ExpireSession(Choices choices) {
   if (found == world_.caches.end() || found->second->free_slots() < count) return;
   if (found->second->spec.ephemeral && found->second->sessions == 0) return;  // would go with it
   absl::StatusOr<Session> session =
-      client_->OpenSession(name, {.ttl = absl::Milliseconds(100), .client_name = "short", .keep_alive = false});
+      client().OpenSession(name, {.ttl = absl::Milliseconds(100), .client_name = "short", .keep_alive = false});
   if (!Expect(session.status(), {}, "opening a short session")) return;
   const absl::Status acquired = session->AcquireSlots(count).status();
   if (!acquired.ok() && !absl::IsNotFound(acquired)) {  // on a busy machine it may have expired already
@@ -400,7 +460,7 @@ void Player::ExpireSession(Choices choices) {
   }
   const std::int64_t sessions = found->second->sessions;
   const bool expired = Eventually([&] {
-    const absl::StatusOr<std::vector<CacheInfo>> caches = client_->ListCaches();
+    const absl::StatusOr<std::vector<CacheInfo>> caches = client().ListCaches();
     if (!caches.ok()) return false;
     for (const CacheInfo& info : *caches) {
       if (info.name == name) return info.sessions == sessions && info.free_slots == found->second->free_slots();
@@ -412,22 +472,27 @@ void Player::ExpireSession(Choices choices) {
 }
 
 void Player::Restart(Choices choices) {
-  // After everybody has gone, or with sessions open, which takes longer.
+  // After everybody has gone, or with sessions and watches open, which takes longer.
   if (choices.Below(4) != 3) {
+    world_.watches.clear();
     world_.sessions.clear();
-    client_.reset();
+    clients_.clear();
   }
   server_->process().Signal(SIGTERM);
   const std::optional<int> ended = server_->process().Wait();
   if (ended != 0) return Fail(absl::StrCat("the server ended with ", ended.value_or(-1)));
+  for (const ModelWatch& watch : world_.watches) {
+    if (!Eventually([&watch] { return watch.watcher->end().has_value(); })) return Fail("a watch outlives the server");
+    Expect(*watch.watcher->end(), {absl::StatusCode::kUnavailable}, "a watch at the server's end");
+  }
   ForgetServer();
-  for (auto& [fingerprint, space] : world_.spaces) {
+  for (auto& [name, space] : world_.spaces) {
     space.ghosts.clear();
     if (!has_disk_) space.snapshots.clear();
   }
   StartServer();
   if (failed() || !has_disk_) return;
-  for (const std::int64_t number : {0, 2}) {  // of each space one, to see what is left
+  for (const std::int64_t number : {0, 2}) {  // of each fingerprint one, to see what is left
     CreateCache(Choices({OperationKind::kCreateCache, {static_cast<std::uint32_t>(number)}}));
   }
   if (!failed()) CheckSnapshotLists();
@@ -441,19 +506,18 @@ void Player::Kill(Choices choices) {
   const auto look = [&] {
     on_disk.clear();
     bool all = true;
-    std::set<std::string> seen;
-    for (const auto& [name, cache] : world_.caches) {
-      if (!seen.insert(cache->spec.fingerprint).second) continue;
-      const absl::StatusOr<SnapshotPage> page = client_->ListSnapshots(name, 1'000);
-      if (!page.ok()) return false;
-      ModelSpace& space = world_.spaces[cache->spec.fingerprint];
+    ForEachSpace([&](const SpaceName& of, const std::string& cache) {
+      const absl::StatusOr<SnapshotPage> page = client(of.second).ListSnapshots(cache, 1'000);
+      all = all && page.ok();
+      if (!page.ok()) return;
+      ModelSpace& space = world_.spaces[of];
       for (const Snapshot& snapshot : page->snapshots) {
         const bool there =
             std::find(snapshot.tiers.begin(), snapshot.tiers.end(), SnapshotTier::kDisk) != snapshot.tiers.end();
         all = all && there;
         if (there && space.snapshots.contains(snapshot.key)) on_disk.insert(space.snapshots.at(snapshot.key).get());
       }
-    }
+    });
     return all;
   };
   if (wait) {
@@ -475,53 +539,59 @@ void Player::Kill(Choices choices) {
 void Player::CheckAfterKill(const std::set<const SlotState*>& on_disk) {
   for (const std::int64_t number : {0, 2}) {
     CreateCache(Choices({OperationKind::kCreateCache, {static_cast<std::uint32_t>(number)}}));
-    if (failed()) return;
     const CacheSpec spec = Spec(number);
-    ModelSpace& space = world_.spaces[spec.fingerprint];
-    const ModelSpace before = std::exchange(space, {});
-    const absl::StatusOr<SnapshotPage> page = client_->ListSnapshots(spec.name, 1'000);
-    if (!Expect(page.status(), {}, "listing snapshots after a kill")) return;
-    if (!has_disk_ && !page->snapshots.empty()) return Fail("there are snapshots after a kill, without a disk");
-    absl::StatusOr<Session> session = client_->OpenSession(spec.name);
-    if (!Expect(session.status(), {}, "opening a session after a kill")) return;
-    if (!Expect(session->AcquireSlots(1).status(), {}, "acquiring a slot after a kill")) return;
-    for (const Snapshot& snapshot : page->snapshots) {
-      std::vector<std::shared_ptr<const SlotState>> versions;
-      const auto [first, last] = before.ghosts.equal_range(snapshot.key);
-      for (auto ghost = first; ghost != last; ++ghost) versions.push_back(ghost->second);
-      if (before.snapshots.contains(snapshot.key)) {
-        const std::shared_ptr<const SlotState>& present = before.snapshots.at(snapshot.key);
-        if (on_disk.contains(present.get())) versions.clear();
-        versions.push_back(present);
-      }
-      const absl::Status restored = session->RestoreSnapshots({{snapshot.key, {0}}}).status();
-      if (pressed_ && (absl::IsNotFound(restored) || absl::IsResourceExhausted(restored))) continue;
-      if (!Expect(restored, {}, "restoring a snapshot after a kill")) return;
-      const absl::StatusOr<SlotContents> contents = session->ReadSlots({0});
-      if (!Expect(contents.status(), {}, "reading a slot after a kill")) return;
-      for (const std::shared_ptr<const SlotState>& version : versions) {
-        std::string state;
-        std::string auxiliary;
-        for (const LayerState& layer : *version) {
-          state += layer.state;
-          auxiliary += layer.auxiliary;
-        }
-        if (BytesOf(contents->state) == state && BytesOf(contents->auxiliary) == auxiliary &&
-            contents->positions.front() == version->front().position) {
-          space.snapshots[snapshot.key] = version;
-        }
-      }
-      if (!space.snapshots.contains(snapshot.key)) {
-        return Fail(absl::StrCat("snapshot ", snapshot.key, " holds after a kill what was never kept under it"));
-      }
+    for (int tenant = 0; tenant < tenants_ && !failed(); ++tenant) {
+      CheckSpaceAfterKill({spec.fingerprint, tenant}, spec, on_disk);
     }
-    for (const auto& [key, state] : before.snapshots) {
-      if (on_disk.contains(state.get()) && !space.snapshots.contains(key)) {
-        return Fail(absl::StrCat("snapshot ", key, " was on disk and is gone after a kill"));
-      }
-    }
-    Expect(session->Close(), {}, "closing the session after a kill");
   }
+}
+
+void Player::CheckSpaceAfterKill(const SpaceName& name, const CacheSpec& spec,
+                                 const std::set<const SlotState*>& on_disk) {
+  ModelSpace& space = world_.spaces[name];
+  const ModelSpace before = std::exchange(space, {});
+  const absl::StatusOr<SnapshotPage> page = client(name.second).ListSnapshots(spec.name, 1'000);
+  if (!Expect(page.status(), {}, "listing snapshots after a kill")) return;
+  if (!has_disk_ && !page->snapshots.empty()) return Fail("there are snapshots after a kill, without a disk");
+  absl::StatusOr<Session> session = client(name.second).OpenSession(spec.name);
+  if (!Expect(session.status(), {}, "opening a session after a kill")) return;
+  if (!Expect(session->AcquireSlots(1).status(), {}, "acquiring a slot after a kill")) return;
+  for (const Snapshot& snapshot : page->snapshots) {
+    std::vector<std::shared_ptr<const SlotState>> versions;
+    const auto [first, last] = before.ghosts.equal_range(snapshot.key);
+    for (auto ghost = first; ghost != last; ++ghost) versions.push_back(ghost->second);
+    if (before.snapshots.contains(snapshot.key)) {
+      const std::shared_ptr<const SlotState>& present = before.snapshots.at(snapshot.key);
+      if (on_disk.contains(present.get())) versions.clear();
+      versions.push_back(present);
+    }
+    const absl::Status restored = session->RestoreSnapshots({{snapshot.key, {0}}}).status();
+    if (pressed_ && (absl::IsNotFound(restored) || absl::IsResourceExhausted(restored))) continue;
+    if (!Expect(restored, {}, "restoring a snapshot after a kill")) return;
+    const absl::StatusOr<SlotContents> contents = session->ReadSlots({0});
+    if (!Expect(contents.status(), {}, "reading a slot after a kill")) return;
+    for (const std::shared_ptr<const SlotState>& version : versions) {
+      std::string state;
+      std::string auxiliary;
+      for (const LayerState& layer : *version) {
+        state += layer.state;
+        auxiliary += layer.auxiliary;
+      }
+      if (BytesOf(contents->state) == state && BytesOf(contents->auxiliary) == auxiliary &&
+          contents->positions.front() == version->front().position) {
+        space.snapshots[snapshot.key] = version;
+      }
+    }
+    if (!space.snapshots.contains(snapshot.key)) {
+      return Fail(absl::StrCat("snapshot ", snapshot.key, " holds after a kill what was never kept under it"));
+    }
+  }
+  for (const auto& [key, state] : before.snapshots) {
+    if (on_disk.contains(state.get()) && !space.snapshots.contains(key)) {
+      return Fail(absl::StrCat("snapshot ", key, " was on disk and is gone after a kill"));
+    }
+  }
+  Expect(session->Close(), {}, "closing the session after a kill");
 }
 
 }  // namespace gdpcache::test

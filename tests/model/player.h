@@ -2,6 +2,7 @@
 #define GDPCACHE_TESTS_MODEL_PLAYER_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -47,6 +48,7 @@ class Player {
   bool Expect(const absl::Status& status, const Codes& errors, const std::string& what);
 
   void SetUp(Choices choices);
+  void AddTenants();
   void PlayOne(const Operation& operation);
   void CheckEverything();
   void CheckSlots();
@@ -55,9 +57,18 @@ class Player {
   void CheckSnapshotContents();
   /// What is found of snapshots whose versions the model does not know for sure after a kill.
   void CheckAfterKill(const std::set<const SlotState*>& on_disk);
+  void CheckSpaceAfterKill(const SpaceName& name, const CacheSpec& spec, const std::set<const SlotState*>& on_disk);
+
+  /// Of the space, whose view must come to the same as `page`, the list of its snapshots, soon.
+  void CheckWatches(const SpaceName& space, const std::string& cache, const SnapshotPage& page);
 
   // Caches and sessions.
   void StartServer();
+  Client& client(int tenant = 0) { return clients_[static_cast<std::size_t>(tenant)]; }
+  /// One of the tenants there are.
+  int Tenant(Choices& choices) const { return static_cast<int>(choices.Below(tenants_)); }
+  /// Calls `visit(space, cache)` for every space that a cache of now belongs to, with one such cache.
+  void ForEachSpace(const std::function<void(const SpaceName&, const std::string&)>& visit);
   CacheSpec Spec(std::int64_t number) const;
   std::string NameOf(std::int64_t number) const;
   ModelSession* SessionAt(Choices& choices);
@@ -95,13 +106,16 @@ class Player {
   /// Directives in the order in which the server takes them; false when the call must fail.
   bool BeginDirectives(ModelSession& session, PrefillCase& prefill);
   void Settle(ModelSession& session, PrefillCase& prefill, const absl::StatusOr<PrefillResult>& result);
+  void CheckGuards(const PrefillCase& prefill);
+  /// Puts the tensors and results that `choice` draws into memory shared with the server; 0: none of them.
+  void Share(ModelSession& session, PrefillCase& prefill, std::int64_t choice);
   void CheckOutcomes(ModelSession& session, PrefillCase& prefill, absl::Span<const SnapshotOutcome> outcomes);
   void SplitPrefill(ModelSession& session, PrefillCase& prefill, std::int64_t tokens);
 
   // Snapshots.
   static std::string KeyOf(std::int64_t number);
   /// Mostly a key that there is.
-  std::string LikelyKey(const std::string& fingerprint, std::int64_t choice);
+  std::string LikelyKey(const SpaceName& space, std::int64_t choice);
   void Forget(ModelSpace& space, const std::string& key);
   void Store(ModelSpace& space, const std::string& key, SlotState state);
   /// Compares with the model what a save came to, and takes it over.
@@ -114,6 +128,7 @@ class Player {
   void Delete(Choices choices);
   void Export(Choices choices);
   void Import(Choices choices);
+  void Watch(Choices choices);
 
   TemporaryDirectory directory_;
   std::unique_ptr<kernels::Backend> backend_;
@@ -123,8 +138,9 @@ class Player {
   bool has_disk_ = false;
   bool write_through_ = true;
   bool pressed_ = false;  // snapshots may be evicted
+  int tenants_ = 1;
   std::unique_ptr<ServerProcess> server_;
-  std::optional<Client> client_;
+  std::vector<Client> clients_;  // by tenant
   World world_;
   std::int64_t files_ = 0;
   std::optional<std::string> failure_;

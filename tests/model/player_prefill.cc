@@ -1,6 +1,7 @@
 // What clients do with the recurrence.
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <thread>
 #include <utility>
@@ -15,6 +16,8 @@ namespace gdpcache::test {
 namespace {
 
 using testing::HostTensor;
+
+constexpr std::byte kGuard{0xA7};  // between tensors in shared memory
 
 /// `rows` rows of NaN behind the tensor's.
 void AppendPoison(HostTensor& tensor, std::int64_t rows) {
@@ -157,7 +160,7 @@ std::unique_ptr<PrefillCase> Player::DrawPrefill(ModelSession& session, Choices&
 }
 
 bool Player::BeginDirectives(ModelSession& session, PrefillCase& prefill) {
-  ModelSpace& space = world_.spaces[session.cache->spec.fingerprint];
+  ModelSpace& space = world_.spaces[session.space()];
   for (const SnapshotDirective& directive : prefill.directives) {
     const auto present = space.snapshots.find(directive.key);
     if (present != space.snapshots.end()) {
@@ -176,7 +179,7 @@ bool Player::BeginDirectives(ModelSession& session, PrefillCase& prefill) {
 }
 
 void Player::CheckOutcomes(ModelSession& session, PrefillCase& prefill, absl::Span<const SnapshotOutcome> outcomes) {
-  ModelSpace& space = world_.spaces[session.cache->spec.fingerprint];
+  ModelSpace& space = world_.spaces[session.space()];
   for (std::size_t i = 0; i < prefill.directives.size(); ++i) {
     const SnapshotDirective& directive = prefill.directives[i];
     const SnapshotOutcome& outcome = outcomes[i];
@@ -222,7 +225,20 @@ void Player::CheckOutcomes(ModelSession& session, PrefillCase& prefill, absl::Sp
   }
 }
 
+void Player::CheckGuards(const PrefillCase& prefill) {
+  const auto is_guard = [](std::byte byte) { return byte == kGuard; };
+  const std::byte* begin = prefill.shared.data();
+  for (const absl::Span<const std::byte> place : prefill.shared_places) {
+    if (!std::all_of(begin, place.data(), is_guard)) return Fail("memory beside a shared tensor was written");
+    begin = place.data() + place.size();
+  }
+  if (!std::all_of(begin, prefill.shared.data() + prefill.shared.size(), is_guard)) {
+    Fail("memory behind the shared tensors was written");
+  }
+}
+
 void Player::Settle(ModelSession& session, PrefillCase& prefill, const absl::StatusOr<PrefillResult>& result) {
+  CheckGuards(prefill);
   if (!Expect(result.status(), prefill.errors, absl::StrCat("the prefill of layer ", prefill.call.layer))) return;
   if (const std::optional<std::string> difference = CompareResults(prefill, *result)) {
     return Fail(absl::StrCat("the prefill of layer ", prefill.call.layer, ": ", *difference));
@@ -242,6 +258,7 @@ void Player::Prefill(Choices choices) {
   const std::int64_t directives = choices.Of<std::int64_t>({0, 1, 2, 0, 3});
   const std::int64_t first_key = choices.Next();
   const std::int64_t split = choices.Next();
+  const std::int64_t shared = choices.Next();
   for (std::int64_t layer = 0; layer < geometry_.layers && !failed(); ++layer) {
     if (wanted >= 0 && wanted < geometry_.layers && layer != wanted) continue;
     Choices same = choices;
@@ -269,9 +286,78 @@ void Player::Prefill(Choices choices) {
         prefill->unused_rows == 0) {
       SplitPrefill(*session, *prefill, (1 + split / 3 % 3) * prefill->problem.shape.chunk_size);
     } else {
-      Settle(*session, *prefill, session->client->Prefill(prefill->call));
+      if (prefill->call.transport == Transport::kAuto) Share(*session, *prefill, shared);
+      if (!failed()) Settle(*session, *prefill, session->client->Prefill(prefill->call));
     }
   }
+}
+
+void Player::Share(ModelSession& session, PrefillCase& prefill, std::int64_t choice) {
+  if (choice % 3 == 0 || !session.open) return;
+  constexpr std::int64_t kBytes = std::int64_t{4} << 20;
+  if (!session.memory.has_value()) {
+    absl::StatusOr<SharedMemory> memory = session.client->ShareMemory(kBytes);
+    if (!Expect(memory.status(), {}, "sharing memory")) return;
+    session.memory.emplace(*std::move(memory));
+  }
+  constexpr std::size_t kAlignment = 64;
+  std::byte* const begin = session.memory->data();
+  std::fill(begin, begin + kBytes, kGuard);
+  prefill.shared = absl::MakeConstSpan(begin, kBytes);
+  std::byte* next = begin + kAlignment;
+  const auto take = [&](std::size_t size) {
+    std::byte* const place = next;
+    next += (size / kAlignment + 2) * kAlignment;
+    if (next > begin + kBytes) Fail("the model's shared memory is too small");
+    prefill.shared_places.push_back(absl::MakeConstSpan(place, size));
+    return place;
+  };
+  PrefillCall& call = prefill.call;
+  std::int64_t chosen = choice / 3 % 4 == 0 ? -1 : choice;  // all, or some of them
+  const bool all = chosen == -1;
+  const auto is_chosen = [&] {
+    const bool is = all || chosen % 2 == 1;
+    if (!all) chosen /= 2;
+    return is;
+  };
+  const auto share_input = [&](ConstTensor& tensor) {
+    const std::size_t size = static_cast<std::size_t>(ByteSize(tensor.dtype, tensor.shape).value_or(0));
+    if (!is_chosen() || size == 0 || failed()) return;
+    std::byte* const place = take(size);
+    if (failed()) return;
+    std::memcpy(place, tensor.data, size);
+    tensor.data = place;
+  };
+  share_input(call.k);
+  share_input(call.w);
+  share_input(call.u);
+  if (call.g) share_input(*call.g);
+  if (call.initial_state) share_input(*call.initial_state);
+  if (call.auxiliary_state) share_input(*call.auxiliary_state);
+  const auto share_result = [&](bool wanted, DataType dtype, std::size_t bytes, std::vector<std::int64_t> shape,
+                                std::optional<Tensor>& output, std::optional<absl::Span<const std::byte>>& placed) {
+    if (!is_chosen() || !wanted || bytes == 0 || failed()) return;
+    std::byte* const place = take(bytes);
+    if (failed()) return;
+    output = Tensor{dtype, std::move(shape), place};
+    placed = absl::MakeConstSpan(place, bytes);
+  };
+  const DataType states_dtype = call.states_dtype.value_or(call.k.dtype);
+  const auto state = [this](std::int64_t count) {
+    return std::vector<std::int64_t>{count, geometry_.heads, geometry_.key_dim, geometry_.value_dim};
+  };
+  const std::int64_t boundaries = call.states == States::kSelected ? static_cast<std::int64_t>(prefill.selected.size())
+                                                                   : prefill.chunk_offsets.back();
+  const auto bytes_of = [](DataType dtype, const std::vector<std::int64_t>& shape) {
+    return static_cast<std::size_t>(ByteSize(dtype, shape).value_or(0));
+  };
+  share_result(call.states != States::kNone, states_dtype, bytes_of(states_dtype, state(boundaries)), state(boundaries),
+               call.outputs.h, prefill.placed_h);
+  share_result(call.save_new_value, call.u.dtype, bytes_of(call.u.dtype, call.u.shape), call.u.shape,
+               call.outputs.v_new, prefill.placed_v_new);
+  share_result(call.output_final_state, DataType::kFloat32, bytes_of(DataType::kFloat32, state(prefill.sequences())),
+               state(prefill.sequences()), call.outputs.final_state, prefill.placed_final_state);
+  ++counts_["a prefill was shared, in part or all of it"];
 }
 
 void Player::SplitPrefill(ModelSession& session, PrefillCase& prefill, std::int64_t tokens) {
@@ -399,7 +485,7 @@ void Player::Hasty(Choices choices) {
   // session.
   constexpr int kPlace = -2;
   absl::StatusOr<Session> opened =
-      client_->OpenSession(cache->first, {.ttl = absl::Hours(1), .client_name = "hasty", .keep_alive = false});
+      client().OpenSession(cache->first, {.ttl = absl::Hours(1), .client_name = "hasty", .keep_alive = false});
   if (!Expect(opened.status(), {}, "opening a session for a hasty prefill")) return;
   ++cache->second->sessions;
   ModelSession& session = world_.sessions[kPlace];

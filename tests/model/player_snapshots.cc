@@ -11,8 +11,8 @@ namespace gdpcache::test {
 
 std::string Player::KeyOf(std::int64_t number) { return absl::StrCat("key-of-a-prefix-", number % 8); }
 
-std::string Player::LikelyKey(const std::string& fingerprint, std::int64_t choice) {
-  const ModelSpace& space = world_.spaces[fingerprint];
+std::string Player::LikelyKey(const SpaceName& name, std::int64_t choice) {
+  const ModelSpace& space = world_.spaces[name];
   if (choice % 4 == 0 || space.snapshots.empty()) return KeyOf(choice / 4);
   auto present = space.snapshots.begin();
   std::advance(present, choice / 4 % static_cast<std::int64_t>(space.snapshots.size()));
@@ -73,7 +73,7 @@ void Player::Save(Choices choices) {
   }
   const absl::StatusOr<std::vector<SnapshotOutcome>> outcomes = session->client->SaveSnapshots(saves);
   if (!Expect(outcomes.status(), errors, "saving slots")) return;
-  ModelSpace& space = world_.spaces[session->cache->spec.fingerprint];
+  ModelSpace& space = world_.spaces[session->space()];
   for (std::size_t i = 0; i < saves.size() && !failed(); ++i) {
     TakeOutcome(space, saves[i].key, (*outcomes)[i], session->cache->slots[static_cast<std::size_t>(saves[i].slot)]);
   }
@@ -84,13 +84,15 @@ void Player::Lookup(Choices choices) {
   const std::int64_t first_key = choices.Next();
   const std::int64_t count = 1 + choices.Below(5);
   const absl::Duration lease = choices.Below(3) == 1 ? absl::Minutes(30) : absl::ZeroDuration();
+  const int tenant = Tenant(choices);
   std::vector<std::string> keys;
   for (std::int64_t n = 0; n < count; ++n) keys.push_back(KeyOf(first_key + n));
   const auto cache = world_.caches.find(name);
   const Codes errors = cache == world_.caches.end() ? Codes{absl::StatusCode::kNotFound} : Codes{};
-  const absl::StatusOr<std::optional<PrefixMatch>> match = client_->LookupPrefix(name, keys, lease);
+  const absl::StatusOr<std::optional<PrefixMatch>> match = client(tenant).LookupPrefix(name, keys, lease);
   if (!Expect(match.status(), errors, "looking up a prefix")) return;
-  ModelSpace& space = world_.spaces[cache->second->spec.fingerprint];
+  const SpaceName of(cache->second->spec.fingerprint, tenant);
+  ModelSpace& space = world_.spaces[of];
   const std::int64_t found = match->has_value() ? (*match)->index : -1;
   for (std::int64_t n = count - 1; n > found; --n) {
     const auto longer = space.snapshots.find(keys[static_cast<std::size_t>(n)]);
@@ -104,7 +106,7 @@ void Player::Lookup(Choices choices) {
   if ((*match)->snapshot.position != present->second->front().position) return Fail("it was found at another position");
   if (lease == absl::ZeroDuration()) return;
   if ((*match)->pin.empty()) return Fail("a lookup gave no lease");
-  world_.pins.push_back({cache->second->spec.fingerprint, (*match)->pin, {present->second}});
+  world_.pins.push_back({of, (*match)->pin, {present->second}});
 }
 
 void Player::Restore(Choices choices) {
@@ -116,12 +118,12 @@ void Player::Restore(Choices choices) {
   std::vector<std::int64_t> slots;
   for (std::int64_t n = 0, count = choices.Of<std::int64_t>({1, 1, 2}); n < count; ++n) {
     SlotRestore& restore = restores.emplace_back();
-    restore.key = LikelyKey(session->cache->spec.fingerprint, first_key + 4 * n);
+    restore.key = LikelyKey(session->space(), first_key + 4 * n);
     restore.slots = {Slot(*session, choices, n)};
     slots.push_back(restore.slots[0]);
   }
   Codes errors = SlotErrors(*session, slots);
-  ModelSpace& space = world_.spaces[session->cache->spec.fingerprint];
+  ModelSpace& space = world_.spaces[session->space()];
   bool may_be_gone = false;
   for (const SlotRestore& restore : restores) {
     const auto present = space.snapshots.find(restore.key);
@@ -131,7 +133,7 @@ void Player::Restore(Choices choices) {
   std::string pin;
   if (pin_choice % 4 == 1 && !world_.pins.empty()) {
     const ModelPin& drawn = world_.pins[static_cast<std::size_t>(pin_choice / 4) % world_.pins.size()];
-    if (drawn.fingerprint == session->cache->spec.fingerprint) pin = drawn.name;
+    if (drawn.space == session->space()) pin = drawn.name;
   }
   const absl::StatusOr<std::vector<std::int64_t>> positions = session->client->RestoreSnapshots(restores, pin);
   const bool gone = absl::IsNotFound(positions.status()) || absl::IsResourceExhausted(positions.status());
@@ -149,17 +151,19 @@ void Player::Pin(Choices choices) {
   const std::string name = NameOf(choices.Next());
   const std::int64_t first_key = choices.Next();
   const auto cache = world_.caches.find(name);
-  const std::string fingerprint = cache == world_.caches.end() ? "" : cache->second->spec.fingerprint;
-  std::vector<std::string> keys = {LikelyKey(fingerprint, first_key)};
-  if (choices.Flag()) keys.push_back(LikelyKey(fingerprint, first_key + 4));
+  const bool two = choices.Flag();
+  const int tenant = Tenant(choices);
+  const SpaceName of(cache == world_.caches.end() ? "" : cache->second->spec.fingerprint, tenant);
+  std::vector<std::string> keys = {LikelyKey(of, first_key)};
+  if (two) keys.push_back(LikelyKey(of, first_key + 4));
   Codes errors;
   bool may_be_gone = false;
   ModelPin pin;
   if (cache == world_.caches.end()) {
     errors = {absl::StatusCode::kNotFound};
   } else {
-    pin.fingerprint = cache->second->spec.fingerprint;
-    ModelSpace& space = world_.spaces[pin.fingerprint];
+    pin.space = of;
+    ModelSpace& space = world_.spaces[of];
     for (const std::string& key : keys) {
       const auto present = space.snapshots.find(key);
       if (present == space.snapshots.end()) {
@@ -170,7 +174,7 @@ void Player::Pin(Choices choices) {
       }
     }
   }
-  const absl::StatusOr<SnapshotPin> pinned = client_->PinSnapshots(name, keys);
+  const absl::StatusOr<SnapshotPin> pinned = client(tenant).PinSnapshots(name, keys);
   if (may_be_gone && absl::IsNotFound(pinned.status())) return;
   if (!Expect(pinned.status(), errors, "pinning snapshots")) return;
   pin.name = pinned->pin;
@@ -180,17 +184,18 @@ void Player::Pin(Choices choices) {
 void Player::Unpin(Choices choices) {
   const std::string name = NameOf(choices.Next());
   const std::int64_t drawn = choices.Next();
+  const int tenant = Tenant(choices);
   const auto cache = world_.caches.find(name);
   if (world_.pins.empty()) return;
   const std::size_t index = static_cast<std::size_t>(drawn) % world_.pins.size();
   const ModelPin pin = world_.pins[index];
   Codes errors;
-  if (cache == world_.caches.end() || cache->second->spec.fingerprint != pin.fingerprint) {
+  if (cache == world_.caches.end() || SpaceName(cache->second->spec.fingerprint, tenant) != pin.space) {
     errors = {absl::StatusCode::kNotFound};
   }
-  if (!Expect(client_->UnpinSnapshots(name, pin.name), errors, "unpinning")) return;
+  if (!Expect(client(tenant).UnpinSnapshots(name, pin.name), errors, "unpinning")) return;
   world_.pins.erase(world_.pins.begin() + static_cast<std::ptrdiff_t>(index));
-  Expect(client_->UnpinSnapshots(name, pin.name), {absl::StatusCode::kNotFound}, "unpinning again");
+  Expect(client(tenant).UnpinSnapshots(name, pin.name), {absl::StatusCode::kNotFound}, "unpinning again");
 }
 
 void Player::Delete(Choices choices) {
@@ -199,6 +204,7 @@ void Player::Delete(Choices choices) {
   std::vector<std::string> keys;
   for (std::int64_t n = 0, count = 1 + choices.Below(3); n < count; ++n) keys.push_back(KeyOf(first_key + n));
   const bool force = choices.Flag();
+  const int tenant = Tenant(choices);
   const auto cache = world_.caches.find(name);
   Codes errors;
   std::int64_t most = 0;
@@ -206,7 +212,7 @@ void Player::Delete(Choices choices) {
   if (cache == world_.caches.end()) {
     errors = {absl::StatusCode::kNotFound};
   } else {
-    ModelSpace& space = world_.spaces[cache->second->spec.fingerprint];
+    ModelSpace& space = world_.spaces[{cache->second->spec.fingerprint, tenant}];
     for (const std::string& key : keys) {
       const auto present = space.snapshots.find(key);
       if (present == space.snapshots.end()) continue;
@@ -216,34 +222,36 @@ void Player::Delete(Choices choices) {
       least += !pressed_ || pinned ? 1 : 0;
     }
   }
-  const absl::StatusOr<std::int64_t> deleted = client_->DeleteSnapshots(name, keys, force);
+  const absl::StatusOr<std::int64_t> deleted = client(tenant).DeleteSnapshots(name, keys, force);
   if (!Expect(deleted.status(), errors, "deleting snapshots")) return;
   if (*deleted < least || *deleted > most) return Fail(absl::StrCat(*deleted, " were deleted, not ", most));
-  for (const std::string& key : keys) Forget(world_.spaces[cache->second->spec.fingerprint], key);
+  for (const std::string& key : keys) Forget(world_.spaces[{cache->second->spec.fingerprint, tenant}], key);
 }
 
 void Player::Export(Choices choices) {
   const std::string name = NameOf(choices.Next());
   const auto cache = world_.caches.find(name);
-  const std::string key =
-      LikelyKey(cache == world_.caches.end() ? "" : cache->second->spec.fingerprint, choices.Next());
+  const std::int64_t key_choice = choices.Next();
+  const int tenant = Tenant(choices);
+  const SpaceName of(cache == world_.caches.end() ? "" : cache->second->spec.fingerprint, tenant);
+  const std::string key = LikelyKey(of, key_choice);
   Codes errors;
   bool may_be_gone = false;
   ModelFile file;
   if (cache == world_.caches.end()) {
     errors = {absl::StatusCode::kNotFound};
   } else {
-    const ModelSpace& space = world_.spaces[cache->second->spec.fingerprint];
+    const ModelSpace& space = world_.spaces[of];
     const auto present = space.snapshots.find(key);
     if (present == space.snapshots.end()) {
       errors = {absl::StatusCode::kNotFound};
     } else {
       may_be_gone = pressed_ && !world_.IsPinned(present->second.get());
-      file = {cache->second->spec.fingerprint, key, present->second};
+      file = {of, key, present->second};
     }
   }
   const std::string path = absl::StrCat(directory_.path(), "/export", files_ % 3, ".safetensors");
-  const absl::StatusOr<ExportedSnapshot> exported = client_->ExportSnapshot(name, key, path);
+  const absl::StatusOr<ExportedSnapshot> exported = client(tenant).ExportSnapshot(name, key, path);
   if (may_be_gone && (absl::IsNotFound(exported.status()) || absl::IsResourceExhausted(exported.status()))) return;
   if (!Expect(exported.status(), errors, "exporting a snapshot")) return;
   if (exported->position != file.snapshot->front().position) return Fail("an export tells another position");
@@ -256,6 +264,7 @@ void Player::Import(Choices choices) {
   const std::int64_t key_choice = choices.Next();
   const std::int64_t file_choice = choices.Next();
   const std::int64_t damage = choices.Next();
+  const int tenant = Tenant(choices);
   if (world_.files.empty()) return;
   auto file = world_.files.begin();
   std::advance(file, file_choice % static_cast<std::int64_t>(world_.files.size()));
@@ -265,7 +274,7 @@ void Player::Import(Choices choices) {
   Codes errors;
   if (cache == world_.caches.end()) {
     errors = {absl::StatusCode::kNotFound};
-  } else if (cache->second->spec.fingerprint != content.fingerprint) {
+  } else if (SpaceName(cache->second->spec.fingerprint, tenant) != content.space) {
     errors = {absl::StatusCode::kFailedPrecondition};
   }
   std::string imported = path;
@@ -279,11 +288,37 @@ void Player::Import(Choices choices) {
     errors.insert(
         {absl::StatusCode::kInvalidArgument, absl::StatusCode::kDataLoss, absl::StatusCode::kFailedPrecondition});
   }
-  const absl::StatusOr<SnapshotOutcome> outcome = client_->ImportSnapshot(name, imported, key);
+  const absl::StatusOr<SnapshotOutcome> outcome = client(tenant).ImportSnapshot(name, imported, key);
   if (pressed_ && absl::IsResourceExhausted(outcome.status())) return;
   if (!Expect(outcome.status(), errors, "importing a snapshot")) return;
-  ModelSpace& space = world_.spaces[cache->second->spec.fingerprint];
+  ModelSpace& space = world_.spaces[{cache->second->spec.fingerprint, tenant}];
   TakeOutcome(space, key.empty() ? content.key : key, *outcome, *content.snapshot);
+}
+
+void Player::Watch(Choices choices) {
+  const std::string name = NameOf(choices.Next());
+  const std::int64_t drawn = choices.Next();
+  const bool existing = choices.Flag() || pressed_;  // the model does not know what has been evicted in this moment
+  const int tenant = Tenant(choices);
+  constexpr std::size_t kMostWatches = 4;
+  if (drawn % 4 == 3 || world_.watches.size() == kMostWatches) {
+    if (world_.watches.empty()) return;
+    const std::size_t index = static_cast<std::size_t>(drawn / 4) % world_.watches.size();
+    world_.watches.erase(world_.watches.begin() + static_cast<std::ptrdiff_t>(index));
+    return;
+  }
+  SnapshotWatch watch = client(tenant).WatchSnapshots(name, existing, {.timeout = absl::InfiniteDuration()});
+  const auto cache = world_.caches.find(name);
+  if (cache == world_.caches.end()) {
+    Expect(watch.Next().status(), {absl::StatusCode::kNotFound}, "watching");
+    return;
+  }
+  const SpaceName of(cache->second->spec.fingerprint, tenant);
+  SnapshotView present;
+  for (const auto& [key, state] : world_.spaces[of].snapshots) {
+    if (!existing) present[key] = state->front().position;
+  }
+  world_.watches.push_back({of, std::make_unique<Watcher>(std::move(watch), std::move(present))});
 }
 
 }  // namespace gdpcache::test

@@ -172,9 +172,15 @@ std::optional<std::string> CompareWithExact(const CacheGeometry& geometry, const
 }
 
 std::optional<std::string> CompareResults(const PrefillCase& prefill, const PrefillResult& result) {
-  if (BytesOf(result.h) != prefill.ExpectedH()) return "h differs";
-  if (BytesOf(result.v_new) != prefill.ExpectedVNew()) return "v_new differs";
-  if (BytesOf(result.final_state) != prefill.ExpectedFinalState()) return "final_state differs";
+  const auto bytes_of = [](const std::optional<absl::Span<const std::byte>>& placed, const OwnedTensor& owned) {
+    if (!placed.has_value()) return BytesOf(owned);
+    return std::string(reinterpret_cast<const char*>(placed->data()), placed->size());
+  };
+  if (bytes_of(prefill.placed_h, result.h) != prefill.ExpectedH()) return "h differs";
+  if (bytes_of(prefill.placed_v_new, result.v_new) != prefill.ExpectedVNew()) return "v_new differs";
+  if (bytes_of(prefill.placed_final_state, result.final_state) != prefill.ExpectedFinalState()) {
+    return "final_state differs";
+  }
   if (result.positions != prefill.positions) return "positions differ";
   if (result.chunk_offsets != prefill.chunk_offsets) return "chunk_offsets differ";
   if (result.snapshots.size() != prefill.directives.size()) return "another number of snapshot outcomes";

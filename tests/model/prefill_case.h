@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "gdpcache/prefill.h"
 #include "kernels/backend.h"
 #include "tests/model/world.h"
@@ -39,6 +40,12 @@ struct PrefillCase {
   std::string auxiliary;
   bool has_auxiliary = false;
   PrefillCall call;
+  // Memory shared with the server: what lies where, and where results come that are placed.
+  absl::Span<const std::byte> shared;
+  std::vector<absl::Span<const std::byte>> shared_places;  // ascending
+  std::optional<absl::Span<const std::byte>> placed_h;
+  std::optional<absl::Span<const std::byte>> placed_v_new;
+  std::optional<absl::Span<const std::byte>> placed_final_state;
 
   // What must come of it.
   std::set<absl::StatusCode> errors;  // one of these, and nothing changes; empty: it succeeds

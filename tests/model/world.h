@@ -6,9 +6,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gdpcache/client.h"
+#include "tests/model/watcher.h"
 
 /// The contract as plain data: what a server holds, as far as its clients can tell. States are bit patterns.
 namespace gdpcache::test {
@@ -46,14 +48,21 @@ struct PendingParts {
   std::map<std::int64_t, LayerState> layers;
 };
 
+/// Whose snapshots of which fingerprint: the tenant's number comes last.
+using SpaceName = std::pair<std::string, int>;
+
 struct ModelSession {
   std::optional<Session> client;
+  std::optional<SharedMemory> memory;  // once a prefill's tensors have lain in it
   std::shared_ptr<ModelCache> cache;
+  int tenant = 0;
   bool open = true;                             // false: its cache was dropped; calls are NOT_FOUND
   std::map<std::string, PendingParts> pending;  // by key
+
+  SpaceName space() const { return {cache->spec.fingerprint, tenant}; }
 };
 
-/// The snapshots of one fingerprint.
+/// The snapshots of one fingerprint and tenant.
 struct ModelSpace {
   std::map<std::string, std::shared_ptr<const SlotState>> snapshots;
   // What has been deleted or evicted since the server was last stopped in an orderly way: after a kill it may be back.
@@ -61,22 +70,28 @@ struct ModelSpace {
 };
 
 struct ModelPin {
-  std::string fingerprint;
+  SpaceName space;
   std::string name;  // the server's
   std::vector<std::shared_ptr<const SlotState>> snapshots;
 };
 
 struct ModelFile {
-  std::string fingerprint;
+  SpaceName space;
   std::string key;
   std::shared_ptr<const SlotState> snapshot;
+};
+
+struct ModelWatch {
+  SpaceName space;
+  std::unique_ptr<Watcher> watcher;
 };
 
 struct World {
   std::map<std::string, std::shared_ptr<ModelCache>> caches;
   std::map<int, ModelSession> sessions;  // by place
-  std::map<std::string, ModelSpace> spaces;
+  std::map<SpaceName, ModelSpace> spaces;
   std::vector<ModelPin> pins;
+  std::vector<ModelWatch> watches;
   std::map<std::string, ModelFile> files;  // by path
 
   bool IsPinned(const SlotState* snapshot) const {
