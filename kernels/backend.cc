@@ -12,6 +12,12 @@
 namespace gdpcache::kernels {
 namespace {
 
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpu(const BackendOptions& options) {
+  absl::StatusOr<std::unique_ptr<CpuBackend>> cpu = CpuBackend::Create(options.cpu_threads);
+  if (!cpu.ok()) return cpu.status();
+  return std::unique_ptr<Backend>(*std::move(cpu));
+}
+
 absl::StatusOr<std::unique_ptr<Backend>> CreateCuda(const BackendOptions& options) {
 #ifdef GDPCACHE_HAVE_CUDA
   return CreateCudaBackend(options.cuda_device);
@@ -24,14 +30,17 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCuda(const BackendOptions& option
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
-  if (options.choice != BackendChoice::kCpu) {
-    absl::StatusOr<std::unique_ptr<Backend>> cuda = CreateCuda(options);
-    const bool absent = absl::IsUnimplemented(cuda.status()) || absl::IsUnavailable(cuda.status());
-    if (options.choice == BackendChoice::kCuda || !absent) return cuda;
+  switch (options.choice) {
+    case BackendChoice::kCpu:
+      return CreateCpu(options);
+    case BackendChoice::kCuda:
+      return CreateCuda(options);
+    case BackendChoice::kAuto:
+      break;
   }
-  absl::StatusOr<std::unique_ptr<CpuBackend>> cpu = CpuBackend::Create(options.cpu_threads);
-  if (!cpu.ok()) return cpu.status();
-  return std::unique_ptr<Backend>(*std::move(cpu));
+  absl::StatusOr<std::unique_ptr<Backend>> cuda = CreateCuda(options);
+  const bool absent = absl::IsUnimplemented(cuda.status()) || absl::IsUnavailable(cuda.status());
+  return absent ? CreateCpu(options) : std::move(cuda);
 }
 
 }  // namespace gdpcache::kernels

@@ -58,7 +58,7 @@ class Buffer {
 };
 
 /// An ordered queue of work. Operations given the same stream run in the order they were given; different streams are
-/// unordered. A stream is used by one thread at a time.
+/// unordered. A stream is used by one thread at a time; the backend must outlive it.
 class Stream {
  public:
   Stream() = default;
@@ -78,7 +78,7 @@ class Event {
 
 /// What runs the arithmetic, for people and for GetServerInfo.
 struct DeviceInfo {
-  std::string backend;            // "cpu" or "cuda"
+  std::string backend;            // as --backend names it: "cpu" or "cuda"
   std::string device;             // e.g. "AVX3_ZEN4, 8 threads" or "NVIDIA H200 (device 0)"
   std::int64_t memory_bytes = 0;  // memory the state pool may at most come from
   /// kDevice and all host memory are one. If false, RunRecurrence, CopyStates and FindNonFinite take kDevice memory
@@ -108,9 +108,10 @@ struct FiniteCheck {
 
 /// The arithmetic and the memory it runs on. Implementations are thread-safe; work given to a stream is complete once
 /// Synchronize(stream) has returned OK. Arguments given by span or reference need only live until the call returns;
-/// memory that descriptors point to must stay valid until the work is complete. A call that returns an error has
-/// queued nothing, unless the status is UNAVAILABLE (the device is lost). What is implemented here does for a backend
-/// whose work is complete when the call that gave it returns.
+/// memory that descriptors point to must stay valid until the work is complete. Ranges may be empty, wherever they
+/// point. A call that returns an error has queued nothing, unless the status is UNAVAILABLE: the device is lost for
+/// good, and the server ends. What is implemented here does for a backend whose work is complete when the call that
+/// gave it returns.
 class Backend {
  public:
   Backend() = default;
@@ -124,16 +125,17 @@ class Backend {
   /// the backend.
   virtual MemorySharing* memory_sharing() { return nullptr; }
 
-  /// At least 64-byte aligned, content undefined. RESOURCE_EXHAUSTED names the size asked for when there is not enough.
+  /// At least 64-byte aligned, content undefined; where `size` is 0 there need be no memory. RESOURCE_EXHAUSTED names
+  /// the size asked for when there is not enough.
   virtual absl::StatusOr<Buffer> Allocate(std::size_t size, MemoryKind kind) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
 
-  /// The recurrence of recurrence.h. Validates its arguments first.
+  /// The recurrence of recurrence.h, whose ValidateRecurrence comes first.
   virtual absl::Status RunRecurrence(const RecurrenceShape& shape, absl::Span<const Sequence> sequences,
                                      Stream& stream) = 0;
 
-  /// Copies whole states of `shape` (heads, key_dim, value_dim), in any order.
+  /// Copies whole states of `shape` (heads, key_dim, value_dim), in any order. ValidateStateCopies comes first.
   virtual absl::Status CopyStates(const RecurrenceShape& shape, absl::Span<const StateCopy> copies, Stream& stream) = 0;
 
   /// Copies bytes between any of the backend's memory kinds and ordinary host memory, in any order.
@@ -181,8 +183,8 @@ struct BackendOptions {
   int cuda_device = 0;
 };
 
-/// Creates a backend. UNIMPLEMENTED when CUDA is asked for and was not built in; UNAVAILABLE when no usable device is
-/// present.
+/// Creates a backend. UNIMPLEMENTED when one is asked for that was not built in; UNAVAILABLE when it has no usable
+/// device.
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);
 
 }  // namespace gdpcache::kernels

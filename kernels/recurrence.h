@@ -16,15 +16,16 @@
 ///   S[K,V] = initial state in float32
 ///   for c = 0 .. ceil(length/BT)-1:
 ///     if c mod M == 0: boundary c/M = round(S, dtype of its destination)
-///     x     = u[rows] - w[rows] . S              w . S with at least input_dtype precision of S, sums in float32
+///     x     = u[rows] - w[rows] . S              w . S with at least input_dtype precision of S, sums in >= float32
 ///     v_new = round(x, input_dtype)
 ///     if g: x *= 2^(g[last] - g[rows]); S *= 2^(g[last])
-///     S    += k[rows]^T . x                      x with at least input_dtype precision, sums in float32
+///     S    += k[rows]^T . x                      x with at least input_dtype precision, sums in >= float32
 ///   slot = round(S, slot.dtype); final_state = round(S, final_state.dtype)
 ///
 /// Each result depends on its own sequence and head alone, and every sum has one fixed order: results are
 /// bit-identical whatever else is in the launch, however many threads run it and wherever a sequence was cut at a
-/// multiple of M*BT expanded tokens and resumed from a float32 state.
+/// multiple of M*BT expanded tokens and resumed from a float32 state. So S is no more than float32 at a boundary, also
+/// where a backend keeps more between two of them.
 namespace gdpcache::kernels {
 
 inline constexpr std::int64_t kMaxKeyDim = 256;
@@ -74,7 +75,8 @@ struct BoundaryStore {
 /// outside these rows is read or written. Outputs must not overlap each other or any input, except that `slot` may
 /// be the very memory `initial_state` names (an update in place).
 struct Sequence {
-  std::int64_t length = 0;  // expanded tokens, a multiple of num_householder; 0 copies initial to final state
+  /// Expanded tokens, a multiple of num_householder. 0: the initial state becomes the final one as by a StateCopy.
+  std::int64_t length = 0;
   const void* k = nullptr;
   const void* w = nullptr;
   const void* u = nullptr;

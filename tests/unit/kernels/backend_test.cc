@@ -9,10 +9,11 @@ namespace gdpcache::testing {
 
 void BackendTest::SetUp() {
   static auto& backends = *new std::map<kernels::BackendChoice, absl::StatusOr<std::unique_ptr<kernels::Backend>>>();
-  auto found = backends.find(GetParam());
+  const kernels::BackendChoice choice = GetParam().choice;
+  auto found = backends.find(choice);
   if (found == backends.end()) {
     // Three threads, so that work is shared out even on a small machine.
-    found = backends.emplace(GetParam(), kernels::CreateBackend({.choice = GetParam(), .cpu_threads = 3})).first;
+    found = backends.emplace(choice, kernels::CreateBackend({.choice = choice, .cpu_threads = 3})).first;
   }
   const auto& backend = found->second;
   if (absl::IsUnimplemented(backend.status()) || absl::IsUnavailable(backend.status())) {

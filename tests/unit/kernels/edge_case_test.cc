@@ -35,8 +35,7 @@ class EdgeCaseTest : public BackendTest {
   void ExpectAccurate(const Problem& problem, const Results& results) const {
     const ExactOutputs exact = ExactRecurrence(problem);
     const DataType input = problem.shape.input_dtype;
-    // The CPU keeps S and x in float32, whatever the inputs are.
-    const DataType inside = is_cpu() ? DataType::kFloat32 : input;
+    const DataType inside = GetParam().keeps_float32 ? DataType::kFloat32 : input;
     EXPECT_LE(RelativeError(Decode(results.h), exact.h), Tolerance(inside, problem.states_dtype)) << "h";
     EXPECT_LE(RelativeError(Decode(results.v_new), exact.v_new), Tolerance(inside, input)) << "v_new";
     EXPECT_LE(RelativeError(Decode(results.state), exact.state), Tolerance(inside, problem.state.dtype)) << "state";

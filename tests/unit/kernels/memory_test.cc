@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/reference/numbers.h"
@@ -77,7 +78,7 @@ TEST_P(MemoryTest, TooLargeAnAllocationIsRefusedNamingItsSize) {
 
 TEST_P(MemoryTest, DeviceInfoIsFilledIn) {
   const kernels::DeviceInfo info = backend().device_info();
-  EXPECT_EQ(info.backend, is_cpu() ? "cpu" : "cuda");
+  EXPECT_EQ(info.backend, absl::AsciiStrToLower(GetParam().name));
   EXPECT_FALSE(info.device.empty());
   EXPECT_GT(info.memory_bytes, std::int64_t{1} << 20);
 }
@@ -356,7 +357,7 @@ TEST_P(MemoryTest, CopiesAheadAndAsideMeetTheWorkBetweenThem) {
 }
 
 TEST_P(MemoryTest, RunningOutOfDeviceMemoryLosesNothing) {
-  if (is_cpu()) GTEST_SKIP() << "a host promises more memory than it has";
+  if (backend().device_info().unified_memory) GTEST_SKIP() << "a host promises more memory than it has";
   const std::vector<std::byte> pattern(1 << 16, std::byte{0x5C});
   const auto kept = Place(pattern);
   const auto step = static_cast<std::size_t>(backend().device_info().memory_bytes / 8);
@@ -376,7 +377,7 @@ TEST_P(MemoryTest, RunningOutOfDeviceMemoryLosesNothing) {
 }
 
 TEST_P(MemoryTest, ManyCopiesThatFindNoMemoryForTheirListChangeNothing) {
-  if (is_cpu()) GTEST_SKIP() << "needs no list of its copies";
+  if (backend().device_info().unified_memory) GTEST_SKIP() << "the host needs no list of its copies";
   constexpr std::size_t kSmall = 1000;    // copies of 16 bytes: their list fits where that of an earlier call was
   constexpr std::size_t kLarge = 300000;  // copies of 32 bytes
   const std::vector<std::byte> before(kSmall * 32 + kLarge * 64 + 1, std::byte{0x11});
