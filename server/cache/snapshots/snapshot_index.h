@@ -27,8 +27,6 @@ class WatchQueue;
 struct SnapshotEntry;
 struct SnapshotLoad;
 
-inline constexpr std::size_t kMaxTiers = 3;
-
 /// The order in which snapshots give way, first to last: least recently used; of those used in the same millisecond the
 /// longer one.
 struct UseOrder {

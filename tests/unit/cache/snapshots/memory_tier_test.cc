@@ -44,20 +44,6 @@ TEST_F(MemoryTierTest, ASpaceWithoutAuxiliaryBytesHasNone) {
   EXPECT_EQ(tier.used(), 256);
 }
 
-TEST_F(MemoryTierTest, StoresACopyAndLoadsItBack) {
-  MemoryTier tier(backend_, TierKind::kHost, 100 * kSnapshotBytes);
-  absl::StatusOr<SnapshotMemory> source = tier.Allocate(TestSpace(), 2);
-  ASSERT_TRUE(source.ok());
-  world_.Fill(source->parts(), 7);
-  absl::StatusOr<std::shared_ptr<TierCopy>> copy = tier.Store({TestSpace(), Key(7), 64}, source->parts(), *stream_);
-  ASSERT_TRUE(copy.ok()) << copy.status();
-  EXPECT_TRUE(world_.Holds((*copy)->parts(), 7));
-  world_.Fill(source->parts(), 8);
-  EXPECT_TRUE(world_.Holds((*copy)->parts(), 7));
-  ASSERT_TRUE((*copy)->Load(source->parts(), *stream_).ok());
-  EXPECT_TRUE(world_.Holds(source->parts(), 7));
-}
-
 TEST_F(MemoryTierTest, ACopyOutlivesItsTier) {
   auto tier = std::make_unique<MemoryTier>(backend_, TierKind::kHost, 100 * kSnapshotBytes);
   absl::StatusOr<SnapshotMemory> memory = tier->Allocate(TestSpace(), 2);
