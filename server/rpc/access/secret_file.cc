@@ -8,7 +8,6 @@
 #include <cerrno>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -19,6 +18,20 @@ constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
 
 }  // namespace
 
+absl::Status CheckSecrecy(absl::string_view name, uid_t owner, mode_t mode, uid_t server) {
+  constexpr uid_t kRoot = 0;
+  if (owner != kRoot && owner != server) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s is not safe: it belongs to user %d; chown it to root or to the server's user %d", name, owner, server));
+  }
+  const mode_t forbidden = owner == kRoot ? S_IRWXO | S_IWGRP | S_IXGRP : S_IRWXO | S_IRWXG;
+  if ((mode & forbidden) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrFormat("%s is not safe: its mode is %04o, and others than its owner may %s it; chmod 600 it%s", name,
+                      mode & 07777, (mode & forbidden & (S_IRGRP | S_IROTH)) != 0 ? "read" : "change",
+                      owner == kRoot ? ", or 640 where a group has to read it" : ", or make it root's and 640"));
+}
+
 absl::StatusOr<std::string> ReadAccessFile(absl::string_view what, const std::string& path, Secrecy secrecy) {
   const std::string name = absl::StrCat(what, " '", path, "'");
   // Not to wait for the other end of a pipe, which is refused below.
@@ -28,11 +41,8 @@ absl::StatusOr<std::string> ReadAccessFile(absl::string_view what, const std::st
   struct stat found = {};
   if (fstat(descriptor, &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat(name, " cannot be looked at"));
   if (!S_ISREG(found.st_mode)) return absl::FailedPreconditionError(absl::StrCat(name, " is not a regular file"));
-  if (secrecy == Secrecy::kSecret && (found.st_mode & (S_IRWXO | S_IWGRP)) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("%s is not safe: its mode is %04o, and others than its owner may %s it; chmod 600 it, or 640 "
-                        "where a group has to read it",
-                        name, found.st_mode & 07777, (found.st_mode & S_IROTH) != 0 ? "read" : "change"));
+  if (secrecy == Secrecy::kSecret) {
+    if (absl::Status status = CheckSecrecy(name, found.st_uid, found.st_mode, geteuid()); !status.ok()) return status;
   }
   std::string bytes;
   std::array<char, 4096> buffer;
