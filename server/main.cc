@@ -217,6 +217,7 @@ absl::Status Serve(const config::Config& config) {
   PrintReady(**server, config, device.backend, endpoint == nullptr ? "" : endpoint->address());
 
   WaitForStopSignal(stop_signals, config.unix_path);
+  if (device_loss.lost()) (*server)->ReportLost();
   const absl::Duration drain_timeout = device_loss.lost() ? absl::ZeroDuration() : config.drain_timeout;
   if (absl::Status status = (*server)->Shutdown(drain_timeout); !status.ok()) {
     spdlog::error("cannot stop cleanly: {}", std::string(status.message()));

@@ -20,8 +20,8 @@ const char* Name(ServingStatus status) {
   return "unknown";
 }
 
-absl::Status RunHealth(const ServerOptions& options) {
-  const absl::StatusOr<ServingStatus> health = CheckHealth(options.address, ToClientOptions(options));
+absl::Status RunHealth(const ServerOptions& options, HealthQuestion question) {
+  const absl::StatusOr<ServingStatus> health = CheckHealth(options.address, ToClientOptions(options), question);
   const char* name = health.ok() ? Name(*health) : "unreachable";
   if (options.json) {
     PrintJson({{"server", options.address}, {"status", name}}, std::cout);
@@ -39,10 +39,15 @@ absl::Status RunHealth(const ServerOptions& options) {
 
 std::vector<Subcommand> AddHealth(CLI::App* app) {
   auto options = std::make_shared<ServerOptions>();
-  CLI::App* parser =
-      app->add_subcommand("health", "Ask whether the server is serving: exit status 0 when it is, 1 when not");
+  auto alive = std::make_shared<bool>(false);
+  CLI::App* parser = app->add_subcommand(
+      "health", "Ask whether the server takes calls: exit status 0 when it does, 1 when not, as while it drains");
+  parser->add_flag("--alive", *alive,
+                   "Ask whether its process works instead, which it does also while it drains: 1 when it is to be "
+                   "restarted");
   AddServerOptions(parser, options.get());
-  return {{parser, [options] { return RunHealth(*options); }}};
+  return {{parser,
+           [options, alive] { return RunHealth(*options, *alive ? HealthQuestion::kAlive : HealthQuestion::kReady); }}};
 }
 
 }  // namespace gdpcache::command

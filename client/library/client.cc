@@ -27,11 +27,12 @@ absl::StatusOr<CacheInfo> FindCache(const std::vector<CacheInfo>& caches, const 
 
 absl::Status CheckAddress(absl::string_view address) { return client::GrpcTarget(address).status(); }
 
-absl::StatusOr<ServingStatus> CheckHealth(const std::string& address, const ClientOptions& options) {
+absl::StatusOr<ServingStatus> CheckHealth(const std::string& address, const ClientOptions& options,
+                                          HealthQuestion question) {
   const absl::StatusOr<std::shared_ptr<const client::Connection>> connection =
       client::Connection::Open(address, options);
   if (!connection.ok()) return connection.status();
-  return client::AskHealth(**connection, absl::Now() + std::min(options.timeout, options.connect_timeout));
+  return client::AskHealth(**connection, question, absl::Now() + std::min(options.timeout, options.connect_timeout));
 }
 
 absl::StatusOr<Client> Client::Connect(const std::string& address, const ClientOptions& options) {

@@ -8,8 +8,8 @@
 
 namespace gdpcache::client {
 
-/// Calls grpc.health.v1.Health/Check for the server as a whole.
-absl::StatusOr<ServingStatus> AskHealth(const Connection& connection, absl::Time deadline);
+/// Calls grpc.health.v1.Health/Check: for the StateCache service, or for the server as a whole.
+absl::StatusOr<ServingStatus> AskHealth(const Connection& connection, HealthQuestion question, absl::Time deadline);
 
 }  // namespace gdpcache::client
 

@@ -137,6 +137,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   if (!options.admin.empty()) {
     if (absl::Status status = server->ListenForAdmin(options.admin); !status.ok()) return status;
   }
+  server->ReportServing(true);
   return server;
 }
 
@@ -222,7 +223,6 @@ absl::Status Server::Listen(const ServerOptions& options) {
   info_.SetAddresses(std::move(served));
   info_.SetSharedMemory(memory_.descriptors() != nullptr ? memory_.descriptors()->path() : "",
                         memory_.sharing() != nullptr ? memory_.sharing()->device_uuid() : "");
-  server_->GetHealthCheckService()->SetServingStatus(v1::StateCache::service_full_name(), true);
   return absl::OkStatus();
 }
 
@@ -240,8 +240,21 @@ absl::Status Server::ListenForAdmin(const std::string& address) {
   return absl::OkStatus();
 }
 
+void Server::ReportServing(bool serving) {
+  for (grpc::Server* const server : {server_.get(), admin_.get()}) {
+    if (server == nullptr) continue;
+    server->GetHealthCheckService()->SetServingStatus(v1::StateCache::service_full_name(), serving);
+  }
+}
+
+void Server::ReportLost() {
+  for (grpc::Server* const server : {server_.get(), admin_.get()}) {
+    if (server != nullptr) server->GetHealthCheckService()->SetServingStatus(false);
+  }
+}
+
 absl::Status Server::Shutdown(absl::Duration drain_timeout) {
-  server_->GetHealthCheckService()->SetServingStatus(false);
+  ReportServing(false);
   const auto drained = std::make_shared<Event>(2);
   catalog_.Drain([drained] { drained->Happen(); });
   detached_.Drain([drained] { drained->Happen(); });

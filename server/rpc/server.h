@@ -47,6 +47,9 @@ struct ServerOptions {
 };
 
 /// The gRPC server: its listeners, the StateCache service, health, reflection, and the expiry of sessions.
+///
+/// Health, on every address: the service "" is SERVING while the process works, the StateCache service while it takes
+/// calls.
 class Server {
  public:
   /// Serves when it returns. The catalog, the engine, the snapshots, the clock and the metrics must outlive the server.
@@ -65,9 +68,12 @@ class Server {
   /// "host:port" of the admin address; empty: none.
   const std::string& admin_address() const { return admin_address_; }
 
-  /// Stops gracefully: reports NOT_SERVING, refuses new work, lets running calls finish for `drain_timeout`, cancels
-  /// the rest. Once. DEADLINE_EXCEEDED when calls do not end although cancelled: a device hangs, and nothing they use
-  /// may be destroyed.
+  /// Health is NOT_SERVING from now on: the process must be restarted.
+  void ReportLost();
+
+  /// Stops gracefully: reports that the service is NOT_SERVING, refuses new work, lets running calls finish for
+  /// `drain_timeout`, cancels the rest. Once. DEADLINE_EXCEEDED when calls do not end although cancelled: a device
+  /// hangs, and nothing they use may be destroyed.
   absl::Status Shutdown(absl::Duration drain_timeout);
 
  private:
@@ -75,6 +81,8 @@ class Server {
          cache::SnapshotStore& snapshots, const cache::Clock& clock, ServerMetrics& metrics);
   absl::Status Listen(const ServerOptions& options);
   absl::Status ListenForAdmin(const std::string& address);
+  /// Of the StateCache service.
+  void ReportServing(bool serving);
 
   cache::Catalog& catalog_;
   ServerMetrics& metrics_;

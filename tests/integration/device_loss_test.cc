@@ -36,11 +36,14 @@ TEST(DeviceLossTest, HealthTurnsNotServingAndTheProcessFailsForARestart) {
   ASSERT_TRUE(session.ok()) << session.status();
   const absl::StatusOr<std::vector<std::int64_t>> slots = session->AcquireSlots(2);
   ASSERT_TRUE(slots.ok()) << slots.status();
-  RawStream health(Connect(server.tcp_address()), "/grpc.health.v1.Health/Watch", "");
-  ASSERT_EQ(health.Read(), std::string("\x08\x01")) << "SERVING";
+  RawStream alive(Connect(server.tcp_address()), "/grpc.health.v1.Health/Watch", "");
+  RawStream ready(Connect(server.tcp_address()), "/grpc.health.v1.Health/Watch", "\x0a\x16gdpcache.v1.StateCache");
+  ASSERT_EQ(alive.Read(), std::string("\x08\x01")) << "SERVING";
+  ASSERT_EQ(ready.Read(), std::string("\x08\x01")) << "SERVING";
 
   EXPECT_EQ(session->CopySlots({{(*slots)[0], {(*slots)[1]}}}).code(), absl::StatusCode::kUnavailable);
-  ExpectEndForARestart(server, health);
+  EXPECT_EQ(ready.Read(), std::string("\x08\x02")) << "NOT_SERVING";
+  ExpectEndForARestart(server, alive);
 }
 
 TEST(DeviceLossTest, ALossFoundByAnAllocationOutsideOfAnyCallOnSlotsIsNoticedToo) {

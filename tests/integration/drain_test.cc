@@ -1,9 +1,7 @@
 // What a stop signal does to calls that are running.
 
-#include <grpcpp/client_context.h>
 #include <signal.h>
 
-#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -11,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/integration/half_sent_write.h"
+#include "tests/integration/ready_line.h"
 #include "tests/support/control_client.h"
 #include "tests/support/eventually.h"
 #include "tests/support/raw_call.h"
@@ -21,50 +21,14 @@ namespace gdpcache {
 namespace {
 
 using test::ControlClient;
+using test::HalfSentWrite;
 using test::ServerProcess;
 using Stub = v1::StateCache::Stub;
 
-// A streamed write of two slots that waits for its client: it runs until the client sends the rest.
-class HalfSentWrite {
- public:
-  HalfSentWrite(ControlClient& client, const std::string& session) {
-    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-    stream_ = client.stub().WriteSlots(&context_, &response_);
-    v1::WriteSlotsFrame header;
-    header.mutable_header()->set_session(session);
-    v1::SlotContents& contents = *header.mutable_header()->mutable_contents();
-    contents.add_slots(0);
-    contents.mutable_state()->set_dtype(v1::DATA_TYPE_FLOAT32);
-    for (const std::int64_t size : {1, 2, 2, 4, 3}) contents.mutable_state()->add_shape(size);
-    EXPECT_TRUE(stream_->Write(header));
-    SendHalf(0);
-  }
-
-  grpc::Status Finish() {
-    SendHalf(kHalf);
-    return End();
-  }
-
-  grpc::Status End() {
-    stream_->WritesDone();
-    return stream_->Finish();
-  }
-
- private:
-  static constexpr std::size_t kHalf = std::size_t{2} * 4 * 3 * 4;
-
-  void SendHalf(std::uint64_t offset) {
-    v1::WriteSlotsFrame frame;
-    frame.mutable_data()->set_tensor(v1::TENSOR_ID_STATE);
-    frame.mutable_data()->set_offset(offset);
-    frame.mutable_data()->set_payload(std::string(kHalf, '\0'));
-    stream_->Write(frame);  // whether it arrived is for Finish to say
-  }
-
-  grpc::ClientContext context_;
-  v1::WriteSlotsResponse response_;
-  std::unique_ptr<grpc::ClientWriter<v1::WriteSlotsFrame>> stream_;
-};
+constexpr char kReady[] = "gdpcache.v1.StateCache";  // what health tells of calls, and of the process
+constexpr char kAlive[] = "";
+constexpr int kServing = 1;
+constexpr int kNotServing = 2;
 
 class DrainTest : public ::testing::Test {
  protected:
@@ -93,13 +57,27 @@ TEST_F(DrainTest, RunningCallsFinishWhileNewWorkIsRefused) {
   ServerProcess server({"--drain-timeout=60s"});
   const std::shared_ptr<grpc::Channel> health = test::Connect(server.unix_address());
   const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
-  ASSERT_EQ(test::CheckHealth(health, "gdpcache.v1.StateCache"), 1);
+  ASSERT_EQ(test::CheckHealth(health, kReady), kServing);
+  ASSERT_EQ(test::CheckHealth(health, kAlive), kServing);
   server.process().Signal(SIGTERM);
-  EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, "gdpcache.v1.StateCache") == 2; }));
-  EXPECT_EQ(test::CheckHealth(health, ""), 2);
+  EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, kReady) == kNotServing; }));
   EXPECT_TRUE(test::Eventually([&] { return OpenSession().error_code() == grpc::StatusCode::UNAVAILABLE; }));
+  EXPECT_EQ(test::CheckHealth(health, kAlive), kServing) << "nobody needs to restart it";
+  EXPECT_EQ(test::CheckHealth(health, kReady), kNotServing);
   const grpc::Status status = write->Finish();
   EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(server.process().Wait(), 0);
+}
+
+TEST_F(DrainTest, TheAdminAddressTellsTheSame) {
+  ServerProcess server({"--drain-timeout=60s", "--admin=127.0.0.1:0"});
+  const std::shared_ptr<grpc::Channel> health = test::Connect(test::ReadyValue(server, "admin"));
+  const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
+  ASSERT_EQ(test::CheckHealth(health, kReady), kServing);
+  server.process().Signal(SIGTERM);
+  EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, kReady) == kNotServing; }));
+  EXPECT_EQ(test::CheckHealth(health, kAlive), kServing);
+  EXPECT_TRUE(write->Finish().ok());
   EXPECT_EQ(server.process().Wait(), 0);
 }
 
@@ -122,7 +100,7 @@ TEST_F(DrainTest, TheSnapshotDirectoryIsTheDrainingServersUntilItHasEnded) {
   const std::shared_ptr<grpc::Channel> health = test::Connect(server.unix_address());
   const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
   server.process().Signal(SIGTERM);
-  ASSERT_TRUE(test::Eventually([&] { return test::CheckHealth(health, "") == 2; })) << "it drains";
+  ASSERT_TRUE(test::Eventually([&] { return test::CheckHealth(health, kReady) == kNotServing; })) << "it drains";
 
   const test::ProgramResult refused = run_next();
   EXPECT_EQ(refused.exit_code, 1);
@@ -147,7 +125,7 @@ TEST_F(DrainTest, ASecondSignalStopsAtOnce) {
   const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
   const std::shared_ptr<grpc::Channel> health = test::Connect(server.unix_address());
   server.process().Signal(SIGTERM);
-  EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, "") == 2; }));
+  EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, kReady) == kNotServing; }));
   server.process().Signal(SIGTERM);
   EXPECT_EQ(server.process().Wait(), -SIGTERM);
   EXPECT_FALSE(write->End().ok());
@@ -161,7 +139,7 @@ TEST_F(DrainTest, ASecondSignalLeavesNothingBehind) {
     const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
     const std::shared_ptr<grpc::Channel> health = test::Connect("unix:" + path);
     server.process().Signal(SIGTERM);
-    EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, "") == 2; }));
+    EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, kReady) == kNotServing; }));
     EXPECT_FALSE(std::filesystem::is_empty(directory.path()));
     server.process().Signal(signal_number);
     EXPECT_EQ(server.process().Wait(), -signal_number);
@@ -173,11 +151,13 @@ TEST_F(DrainTest, ASecondSignalLeavesNothingBehind) {
 TEST_F(DrainTest, WatchersOfTheHealthDoNotHoldItUp) {
   ServerProcess server({"--drain-timeout=60s"});
   const std::shared_ptr<grpc::Channel> channel = test::Connect(server.tcp_address());
-  // HealthCheckRequest {}: the call goes on until the server ends it.
-  test::RawStream watch(channel, "/grpc.health.v1.Health/Watch", "");
-  EXPECT_EQ(watch.Read(), std::string("\x08\x01")) << "SERVING";
+  // HealthCheckRequests {service}: the calls go on until the server ends them.
+  test::RawStream ready(channel, "/grpc.health.v1.Health/Watch", std::string("\x0a\x16") + kReady);
+  test::RawStream alive(channel, "/grpc.health.v1.Health/Watch", "");
+  EXPECT_EQ(ready.Read(), std::string("\x08\x01")) << "SERVING";
+  EXPECT_EQ(alive.Read(), std::string("\x08\x01")) << "SERVING";
   server.process().Signal(SIGTERM);
-  EXPECT_EQ(watch.Read(), std::string("\x08\x02")) << "NOT_SERVING";
+  EXPECT_EQ(ready.Read(), std::string("\x08\x02")) << "NOT_SERVING";
   EXPECT_EQ(server.process().Wait(absl::Seconds(30)), 0);
 }
 

@@ -29,11 +29,16 @@ class Connection;
 /// What grpc.health.v1 says.
 enum class ServingStatus { kUnknown, kServing, kNotServing };
 
+/// What it is asked: whether the server takes calls now, or whether its process works, which it does also while it
+/// drains. One that is not alive must be restarted.
+enum class HealthQuestion { kReady, kAlive };
+
 /// INVALID_ARGUMENT unless `address` is "host:port" (an IPv6 host in brackets) or "unix:PATH".
 absl::Status CheckAddress(absl::string_view address);
 
 /// Asks whether the server at `address` is serving, without any other call.
-absl::StatusOr<ServingStatus> CheckHealth(const std::string& address, const ClientOptions& options = {});
+absl::StatusOr<ServingStatus> CheckHealth(const std::string& address, const ClientOptions& options = {},
+                                          HealthQuestion question = HealthQuestion::kReady);
 
 /// A connection to one server, renewed by itself when it breaks. Safe for use by several threads at once, except for
 /// moving and destruction. Sessions may outlive it.

@@ -41,8 +41,8 @@ def server_info(*, wait_for_ready: bool = False) -> Operation[ServerInfo]:
 
 
 def is_serving() -> Operation[bool]:
-    """grpc.health.v1's answer; its messages are an empty one and one with the status as field 1."""
-    answer = yield Unary("/grpc.health.v1.Health/Check", b"")
+    """grpc.health.v1's answer; its messages have the service, and the status, as field 1."""
+    answer = yield Unary("/grpc.health.v1.Health/Check", _wire.message(1, b"gdpcache.v1.StateCache"))
     return dict(_wire.fields(memoryview(answer))).get(1) == _SERVING
 
 

@@ -28,10 +28,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{/* Kubernetes's own gRPC probes know no TLS; the Unix socket needs none. */}}
-{{- define "gdpcache.healthProbe" -}}
+{{- define "gdpcache.readyProbe" -}}
+{{- if .Values.tls.enabled -}}
 exec:
   command: [/usr/bin/gdpcache, health, --server, "unix:{{ include "gdpcache.socket" . }}"]
-timeoutSeconds: 5
+{{- else -}}
+grpc:
+  port: {{ .Values.service.port }}
+  service: gdpcache.v1.StateCache
+{{- end -}}
+{{- end -}}
+
+{{- define "gdpcache.aliveProbe" -}}
+{{- if .Values.tls.enabled -}}
+exec:
+  command: [/usr/bin/gdpcache, health, --alive, --server, "unix:{{ include "gdpcache.socket" . }}"]
+{{- else -}}
+grpc:
+  port: {{ .Values.service.port }}
+{{- end -}}
 {{- end -}}
 
 {{/* Strings in protobuf text format take the escapes of JSON. */}}
