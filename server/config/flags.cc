@@ -259,8 +259,8 @@ ABSL_FLAG(absl::Duration, slow_call, absl::Seconds(10),
           "A call that takes this long is logged as a warning that says where the time went. 0: none is.");
 ABSL_FLAG(
     std::string, admin, "",
-    "A loopback address for people who look after the server: gRPC's channelz, health and reflection, to whoever is on "
-    "this host. Port 0 takes a free one. Empty: nowhere.");
+    "A loopback address for people who look after the server: gRPC's channelz, health and reflection. TLS and "
+    "identities are those of --listen; channelz needs the permission ADMIN. Port 0 takes a free one. Empty: nowhere.");
 ABSL_FLAG(std::string, metrics, "",
           "Where GET /metrics answers Prometheus, over plain HTTP and to whoever asks. Port 0 takes a free one. Empty: "
           "nowhere.");

@@ -231,7 +231,7 @@ absl::Status Server::ListenForAdmin(const std::string& address) {
   grpc::channelz::experimental::InitChannelzService();
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(address, access_->TcpCredentials(), &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxAdminCalls);
   admin_ = builder.BuildAndStart();

@@ -17,6 +17,7 @@
 #include "server/rpc/access/identity.h"
 #include "tests/integration/access_support.h"
 #include "tests/integration/prefill_load.h"
+#include "tests/integration/ready_line.h"
 #include "tests/support/eventually.h"
 
 namespace gdpcache {
@@ -139,6 +140,44 @@ TEST(AccessTest, WithoutIdentitiesEverybodyMayDoEverything) {
   for (const std::string& address : {server.tcp_address(), server.unix_address()}) {
     ExpectDecisions(address, test::Connect(address), {}, "[READ, DATA, ADMIN]");
     ExpectDecisions(address, test::Connect(address), kReader.metadata(), "[READ, DATA, ADMIN]");
+  }
+}
+
+/// What comes of a call to the admin address.
+grpc::StatusCode AdminCodeOf(SecureServer& server, const std::string& method, const test::RawMetadata& metadata,
+                             const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+  const std::string address = test::ReadyValue(server.server(), "admin");
+  return Outcome(test::Connect(address, credentials), method, metadata).error_code();
+}
+
+TEST(AccessTest, TheAdminAddressTellsOfConnectionsToAdministratorsOnly) {
+  constexpr char kChannelz[] = "/grpc.channelz.v1.Channelz/GetServers";
+  constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+  for (const Transport transport : {Transport::kLoopback, Transport::kTls}) {
+    SecureServer server(transport, {"--admin=127.0.0.1:0"});
+    grpc::SslCredentialsOptions options;
+    options.pem_root_certs = server.authority().certificate();
+    const std::shared_ptr<grpc::ChannelCredentials> credentials =
+        transport == Transport::kTls ? grpc::SslCredentials(options) : grpc::InsecureChannelCredentials();
+    const auto code_of = [&](const char* method, const test::RawMetadata& metadata) {
+      return AdminCodeOf(server, method, metadata, credentials);
+    };
+    EXPECT_EQ(code_of(kChannelz, {}), grpc::StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(code_of(kChannelz, {{"authorization", "Bearer wrong-token-0123456789"}}),
+              grpc::StatusCode::UNAUTHENTICATED);
+    for (const Person& person : {kReader, kEngine}) {
+      EXPECT_EQ(code_of(kChannelz, person.metadata()), grpc::StatusCode::PERMISSION_DENIED) << person.name;
+    }
+    for (const Person& person : {kJanitor, kOperator}) {
+      EXPECT_EQ(code_of(kChannelz, person.metadata()), grpc::StatusCode::OK) << person.name;
+    }
+    EXPECT_EQ(code_of(kReflection, {}), grpc::StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(code_of("/grpc.health.v1.Health/Check", {}), grpc::StatusCode::OK) << "a probe has none";
+    if (transport == Transport::kTls) {
+      EXPECT_EQ(AdminCodeOf(server, kChannelz, kOperator.metadata(), grpc::InsecureChannelCredentials()),
+                grpc::StatusCode::UNAVAILABLE)
+          << "clear text";
+    }
   }
 }
 
