@@ -47,9 +47,8 @@ PrefillCall RecordedCall(const RecordedBatch& batch, absl::Span<const std::int64
   return call;
 }
 
-absl::StatusOr<ReplayResults> RunInCache(const Client& client, const std::string& cache, const RecordedBatch& batch,
-                                         Transport transport) {
-  absl::StatusOr<Session> session = client.OpenSession(cache, {.client_name = "gdpcache replay"});
+absl::StatusOr<ReplayResults> RunInCache(TemporaryCache& cache, const RecordedBatch& batch, Transport transport) {
+  absl::StatusOr<Session> session = cache.OpenSession({.client_name = "gdpcache replay"});
   if (!session.ok()) return session.status();
   std::vector<std::int64_t> slots;
   if (batch.state_before) {
@@ -97,10 +96,7 @@ absl::StatusOr<ReplayResults> RunInCache(const Client& client, const std::string
 absl::StatusOr<ReplayResults> RunRecordedBatch(const Client& client, const RecordedBatch& batch, Transport transport) {
   absl::StatusOr<TemporaryCache> cache = TemporaryCache::Create(client, "replay", Geometry(batch));
   if (!cache.ok()) return cache.status();
-  absl::StatusOr<ReplayResults> results = RunInCache(client, cache->name(), batch, transport);
-  absl::Status deleted = cache->Delete();
-  if (results.ok() && !deleted.ok()) return deleted;
-  return results;
+  return RunInCache(*cache, batch, transport);
 }
 
 absl::Status WriteResults(const std::string& path, const RecordedBatch& batch, const ReplayResults& results) {

@@ -29,16 +29,16 @@ absl::StatusOr<TemporaryCache> TemporaryCache::Create(const Client& client, cons
 TemporaryCache::TemporaryCache(const Client& client, std::string name) : client_(&client), name_(std::move(name)) {}
 
 TemporaryCache::TemporaryCache(TemporaryCache&& other) noexcept
-    : client_(other.client_), name_(std::exchange(other.name_, {})) {}
+    : client_(other.client_), name_(std::move(other.name_)), unused_(std::exchange(other.unused_, false)) {}
 
-TemporaryCache::~TemporaryCache() { Delete().IgnoreError(); }
+TemporaryCache::~TemporaryCache() {
+  if (unused_) client_->DeleteCache(name_).IgnoreError();  // who may not delete caches leaves it empty
+}
 
-absl::Status TemporaryCache::Delete() {
-  if (name_.empty()) return absl::OkStatus();
-  absl::Status deleted = client_->DeleteCache(std::exchange(name_, {}), /*force=*/true);
-  // It has gone with its last session, or will: who may not delete caches need not.
-  if (absl::IsNotFound(deleted) || absl::IsPermissionDenied(deleted)) return absl::OkStatus();
-  return deleted;
+absl::StatusOr<Session> TemporaryCache::OpenSession(const SessionOptions& options) {
+  absl::StatusOr<Session> session = client_->OpenSession(name_, options);
+  if (session.ok()) unused_ = false;
+  return session;
 }
 
 }  // namespace gdpcache::command

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gdpcache/client.h"
 
@@ -12,7 +11,8 @@ namespace gdpcache::command {
 /// `prefix`, a slash, and what makes it a name that no other cache has.
 std::string UniqueCacheName(const std::string& prefix);
 
-/// A cache that goes with the object; should the process die, with its last session. The client must outlive it.
+/// A cache that goes with the last of its sessions, whatever becomes of this process; one that never had any goes with
+/// the object. The client must outlive it.
 class TemporaryCache {
  public:
   /// Named after `prefix`, with the fingerprint "gdpcache PREFIX".
@@ -25,14 +25,14 @@ class TemporaryCache {
 
   const std::string& name() const { return name_; }
 
-  /// Ends its sessions and deletes it. The destructor does the same and drops the error.
-  absl::Status Delete();
+  absl::StatusOr<Session> OpenSession(const SessionOptions& options);
 
  private:
   TemporaryCache(const Client& client, std::string name);
 
   const Client* client_;
-  std::string name_;  // empty: deleted
+  std::string name_;
+  bool unused_ = true;  // nobody but the destructor would delete it
 };
 
 }  // namespace gdpcache::command

@@ -127,6 +127,7 @@ absl::Status Session::Close(const CallOptions& options) {
   if (impl_ == nullptr) return absl::OkStatus();
   // No renewal may follow the end.
   impl_->keep_alive.reset();
+  impl_->regions->EndSession();
   v1::CloseSessionRequest request;
   request.set_session(impl_->id);
   v1::CloseSessionResponse response;

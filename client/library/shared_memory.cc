@@ -51,6 +51,7 @@ class SharedMemory::Impl {
 
   absl::Status Unregister(const CallOptions& options) const {
     regions->Remove(memory.data());
+    if (regions->session_ended()) return absl::OkStatus();
     v1::UnregisterMemoryRequest request;
     request.set_session(session_id);
     request.set_name(name);

@@ -21,6 +21,16 @@ void SharedRegions::Remove(const std::byte* data) {
   regions_.erase(reinterpret_cast<std::uintptr_t>(data));
 }
 
+void SharedRegions::EndSession() {
+  const std::lock_guard lock(mutex_);
+  session_ended_ = true;
+}
+
+bool SharedRegions::session_ended() const {
+  const std::lock_guard lock(mutex_);
+  return session_ended_;
+}
+
 std::optional<v1::SharedMemoryRef> SharedRegions::Find(const void* data, std::int64_t size,
                                                        std::int64_t alignment) const {
   const auto address = reinterpret_cast<std::uintptr_t>(data);

@@ -21,6 +21,10 @@ class SharedRegions {
   void Add(const std::byte* data, std::int64_t size, std::string name);
   void Remove(const std::byte* data);
 
+  /// The session has ended, and with it what the server knew of its regions.
+  void EndSession();
+  bool session_ended() const;
+
   /// Where `size` bytes at `data` lie, if they are inside a region and a server takes them there: aligned to
   /// `alignment`, its own measure.
   std::optional<v1::SharedMemoryRef> Find(const void* data, std::int64_t size, std::int64_t alignment) const;
@@ -33,6 +37,7 @@ class SharedRegions {
 
   mutable std::mutex mutex_;
   std::int64_t names_ = 0;
+  bool session_ended_ = false;
   std::map<std::uintptr_t, Region> regions_;  // by where they begin
 };
 

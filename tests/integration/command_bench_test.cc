@@ -21,6 +21,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
@@ -55,7 +56,7 @@ void ExpectEmpty(const std::string& address) {
 }
 
 TEST(BenchCommandTest, MeasuresEverythingOverEitherSocket) {
-  const ServerProcess server({"--snapshot-host-memory=64MiB"});
+  ServerProcess server({"--snapshot-host-memory=64MiB"});
   const TemporaryDirectory directory;
   for (const std::string& address : {server.tcp_address(), server.unix_address()}) {
     const std::string output = directory.path() + "/bench.json";
@@ -103,6 +104,9 @@ TEST(BenchCommandTest, MeasuresEverythingOverEitherSocket) {
     EXPECT_THAT(Content(plot), HasSubstr(">snapshots/restore/host<"));
     ExpectEmpty(address);
   }
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(server.process().Wait(), 0);
+  EXPECT_THAT(server.process().Errors(), Not(HasSubstr(" failed: "))) << "a call that nobody needed";
 }
 
 TEST(BenchCommandTest, EachIsComparedWithWhatItsNamePromises) {

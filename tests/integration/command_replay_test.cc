@@ -1,3 +1,5 @@
+#include <signal.h>
+
 #include <algorithm>
 #include <fstream>
 #include <functional>
@@ -18,6 +20,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Way {
   std::string name;
@@ -47,6 +50,19 @@ INSTANTIATE_TEST_SUITE_P(Ways, ReplayTest,
                                            Way{"UnixUnary", true, "unary"}, Way{"UnixStream", true, "stream"},
                                            Way{"UnixSharedMemory", true, "shm"}),
                          [](const auto& way) { return way.param.name; });
+
+TEST(ReplayLogTest, TheServerHasNothingToComplainOf) {
+  ServerProcess server;
+  for (const char* transport : {"unary", "stream", "shm"}) {
+    EXPECT_EQ(RunClient(server.unix_address(),
+                        {"replay", "--input", GoldenFile("m2_ragged_lengths"), "--transport", transport})
+                  .exit_code,
+              0);
+  }
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(server.process().Wait(), 0);
+  EXPECT_THAT(server.process().Errors(), Not(HasSubstr(" failed: ")));
+}
 
 /// Bytes of a tensor of a file.
 std::string Tensor(const SafetensorsFile& file, const std::string& name) {

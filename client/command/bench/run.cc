@@ -51,8 +51,7 @@ CacheGeometry Run::Geometry(std::int64_t layers, std::int64_t slots) const {
 absl::StatusOr<Lease> Run::MakeLease(const CacheGeometry& geometry) const {
   absl::StatusOr<command::TemporaryCache> cache = command::TemporaryCache::Create(client_, "bench", geometry);
   if (!cache.ok()) return cache.status();
-  absl::StatusOr<Session> session =
-      client_.OpenSession(cache->name(), {.ttl = kSessionTtl, .client_name = "gdpcache bench"});
+  absl::StatusOr<Session> session = cache->OpenSession({.ttl = kSessionTtl, .client_name = "gdpcache bench"});
   if (!session.ok()) return session.status();
   absl::StatusOr<std::vector<std::int64_t>> slots = session->AcquireSlots(geometry.slots);
   if (!slots.ok()) return slots.status();

@@ -18,7 +18,7 @@
 
 namespace gdpcache::bench {
 
-/// A session on a temporary cache with all of its slots. The cache goes with the object.
+/// A session on a temporary cache with all of its slots. Both go with the object.
 struct Lease {
   command::TemporaryCache cache;
   Session session;

@@ -28,8 +28,8 @@ class SharedMemory {
   /// What the server knows it by: unique in the session.
   const std::string& name() const;
 
-  /// Unregisters and unmaps; afterwards the object is as if moved from. The destructor does the same and drops the
-  /// error.
+  /// Unregisters, which the end of the session has done already, and unmaps; afterwards the object is as if moved from.
+  /// The destructor does the same and drops the error.
   absl::Status Release(const CallOptions& options = {});
 
  private:
