@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <list>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -19,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "gdpcache/v1/state_cache.grpc.pb.h"
+#include "tests/integration/ready_line.h"
 #include "tests/support/control_client.h"
 #include "tests/support/eventually.h"
 #include "tests/support/process.h"
@@ -230,13 +233,7 @@ TEST(Log, HasWhatGrpcSaysInTheSameForm) {
 
 constexpr char kGetServers[] = "/grpc.channelz.v1.Channelz/GetServers";
 
-std::string AdminAddressOf(const ServerProcess& server) {
-  constexpr absl::string_view kName = "admin=";
-  for (const absl::string_view word : absl::StrSplit(server.ready_line(), ' ')) {
-    if (word.substr(0, kName.size()) == kName) return std::string(word.substr(kName.size()));
-  }
-  return "";
-}
+std::string AdminAddressOf(const ServerProcess& server) { return ReadyValue(server, "admin"); }
 
 TEST(AdminAddress, ServesChannelzAndHealthAndNothingElse) {
   ServerProcess server({"--admin=127.0.0.1:0"});
@@ -245,6 +242,7 @@ TEST(AdminAddress, ServesChannelzAndHealthAndNothingElse) {
   EXPECT_TRUE(servers.status.ok()) << servers.status.error_message();
   EXPECT_THAT(servers.bytes, HasSubstr("listener " + server.unix_address()));
   EXPECT_EQ(CheckHealth(admin, ""), 1);
+  EXPECT_EQ(CheckHealth(admin, "gdpcache.v1.StateCache"), 1);
   EXPECT_EQ(CallRaw(admin, "/gdpcache.v1.StateCache/GetServerInfo", "").status.error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
 }
@@ -307,6 +305,31 @@ TEST(Connections, BeyondTheFileDescriptorsAreRefusedAndTheServerGoesOnListening)
   const std::string address = "127.0.0.1:" + std::to_string(port);
   EXPECT_TRUE(Eventually([&address] { return CheckHealth(Connect(address), "") == 1; }));
   EXPECT_THAT(server.Errors(), HasSubstr("connections are refused"));
+}
+
+TEST(Connections, HaveSoManyCallsAtATime) {
+  constexpr char kWatch[] = "/grpc.health.v1.Health/Watch";  // goes on until its client has enough
+  const std::string serving = "\x08\x01";
+  const ServerProcess server({"--max-connection-calls=2"});
+  for (const std::string& address : {server.tcp_address(), server.unix_address()}) {
+    const auto channel = Connect(address);
+    std::list<RawStream> watches;
+    for (int n = 0; n < 2; ++n) {
+      watches.emplace_back(channel, kWatch, "");
+      EXPECT_EQ(watches.back().Read(), serving);
+    }
+    const auto ask = [](const std::shared_ptr<grpc::Channel>& on, std::chrono::milliseconds deadline) {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + deadline);
+      v1::GetServerInfoResponse response;
+      return v1::StateCache::NewStub(on)->GetServerInfo(&context, {}, &response).error_code();
+    };
+    EXPECT_EQ(ask(channel, std::chrono::milliseconds(300)), grpc::StatusCode::DEADLINE_EXCEEDED)
+        << "it waits at its client";
+    EXPECT_EQ(ask(Connect(address), std::chrono::minutes(1)), grpc::StatusCode::OK) << "another connection";
+    watches.pop_back();
+    EXPECT_EQ(ask(channel, std::chrono::minutes(1)), grpc::StatusCode::OK) << "there is room";
+  }
 }
 
 TEST(BuildInformation, IsTheSameEverywhere) {
