@@ -167,6 +167,11 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& message) {
   info.limits.max_session_ttl = absl::Milliseconds(message.limits().max_session_ttl_ms());
   info.limits.shared_memory_bytes = message.limits().shared_memory_bytes();
   info.limits.max_regions = message.limits().max_regions();
+  info.limits.max_calls = message.limits().max_calls();
+  info.limits.max_queue_wait = absl::Milliseconds(message.limits().max_queue_wait_ms());
+  info.limits.max_connection_calls = message.limits().max_connection_calls();
+  info.limits.max_tenant_sessions = message.limits().max_tenant_sessions();
+  info.limits.max_tenant_slots = message.limits().max_tenant_slots();
   info.addresses.assign(message.addresses().begin(), message.addresses().end());
   info.transports.assign(message.transports().begin(), message.transports().end());
   for (const v1::Cache& cache : message.caches()) info.caches.push_back(FromProto(cache));
@@ -174,6 +179,10 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& message) {
     info.snapshot_tiers.push_back({FromProto(tier.tier()), tier.capacity_bytes(), tier.used_bytes(), tier.snapshots()});
   }
   info.uptime = absl::Milliseconds(message.uptime_ms());
+  info.build.commit = message.build().commit();
+  info.build.compiler = message.build().compiler();
+  info.build.libraries.assign(message.build().libraries().begin(), message.build().libraries().end());
+  info.expected_wait = absl::Milliseconds(message.expected_wait_ms());
   return info;
 }
 

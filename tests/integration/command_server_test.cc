@@ -7,12 +7,16 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/command_support.h"
+#include "tests/integration/half_sent_write.h"
+#include "tests/support/control_client.h"
+#include "tests/support/eventually.h"
 #include "tests/support/server_process.h"
 
 namespace gdpcache::test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::vector<std::string> kCreate = {"caches",   "create",
                                           "model/a",  "--layers",
@@ -49,6 +53,35 @@ TEST(InfoCommandTest, ShowsWhatClientsMayShare) {
   EXPECT_EQ(limits["max_regions"], 10'000);
   const ServerProcess without({"--shared-memory=0"});
   EXPECT_THAT(RunClient(without.tcp_address(), {"info"}).output, HasSubstr("shared memory, at most       none\n"));
+}
+
+TEST(InfoCommandTest, ShowsTheBuildAndEveryLimit) {
+  const ServerProcess server({"--max-calls=9", "--max-queue-wait=8ms", "--max-connection-calls=7",
+                              "--max-tenant-sessions=6", "--max-tenant-slots=5", "--max-sessions=12"});
+  const std::string text = RunClient(server.tcp_address(), {"info"}).output;
+  const nlohmann::json json = RunJson(server.tcp_address(), {"info"});
+  const nlohmann::json& build = json["build"];
+  ASSERT_FALSE(build["libraries"].empty());
+  EXPECT_THAT(RunProgram(ServerProgram(), {"--version"}).output,
+              HasSubstr("\ncommit " + build["commit"].get<std::string>() + "\n" + build["compiler"].get<std::string>() +
+                        "\n" + build["libraries"][0].get<std::string>()));
+  EXPECT_THAT(text, HasSubstr("build                        commit " + build["commit"].get<std::string>() + ", " +
+                              build["compiler"].get<std::string>() + ", " + build["libraries"][0].get<std::string>()));
+  EXPECT_EQ(json["expected_wait_ms"], 0);
+  EXPECT_THAT(text, HasSubstr("\nexpected wait                0\n"));
+  const nlohmann::json& limits = json["limits"];
+  EXPECT_EQ(limits["max_calls"], 9);
+  EXPECT_EQ(limits["max_connection_calls"], 7);
+  EXPECT_THAT(text, HasSubstr("\ncalls, at most               9, 7 of one connection\n"));
+  EXPECT_EQ(limits["max_queue_wait_ms"], 8);
+  EXPECT_THAT(text, HasSubstr("\nexpected wait, at most       8ms\n"));
+  EXPECT_EQ(limits["max_tenant_sessions"], 6);
+  EXPECT_THAT(text, HasSubstr("\nsessions, at most            12, 6 of one tenant\n"));
+  EXPECT_EQ(limits["max_tenant_slots"], 5);
+  EXPECT_THAT(text, HasSubstr("\nslots, at most               5 of one tenant\n"));
+  const std::string unlimited = RunClient(ServerProcess().tcp_address(), {"info"}).output;
+  EXPECT_THAT(unlimited, HasSubstr("\nsessions, at most            10000\n"));
+  EXPECT_THAT(unlimited, Not(HasSubstr("slots, at most")));
 }
 
 TEST(CachesCommandTest, CreatesListsAndDeletes) {
@@ -129,6 +162,31 @@ TEST(HealthCommandTest, FollowsTheServer) {
     EXPECT_EQ(gone.exit_code, 1);
     EXPECT_THAT(gone.errors, HasSubstr(address));
   }
+}
+
+TEST(HealthCommandTest, ADrainingServerIsAliveButNotReady) {
+  ServerProcess server({"--drain-timeout=60s"});
+  ControlClient client(Connect(server.tcp_address()));
+  client.CreateCache(ControlClient::SmallCache("a"));
+  const std::string session = client.OpenSession("a");
+  client.AcquireSlots(session, 1);
+  HalfSentWrite write(client, session);
+  ASSERT_TRUE(Eventually([&] { return client.GetServerInfo().staging_used_bytes() > 0; }));
+  const std::string address = server.unix_address();
+  EXPECT_EQ(RunClient(address, {"health"}).exit_code, 0);
+  EXPECT_EQ(RunClient(address, {"health", "--alive"}).output, "serving\n");
+  server.process().Signal(SIGTERM);
+  EXPECT_TRUE(Eventually([&] { return RunClient(address, {"health"}).exit_code == 1; }));
+  const ProgramResult ready = RunClient(address, {"health"});
+  EXPECT_EQ(ready.exit_code, 1);
+  EXPECT_EQ(ready.output, "not serving\n");
+  EXPECT_THAT(ready.errors, HasSubstr(address + ": not serving"));
+  const ProgramResult alive = RunClient(address, {"health", "--alive"});
+  EXPECT_EQ(alive.exit_code, 0) << alive.errors;
+  EXPECT_EQ(alive.output, "serving\n");
+  EXPECT_TRUE(write.Finish().ok());
+  EXPECT_EQ(server.process().Wait(), 0);
+  EXPECT_EQ(RunClient(address, {"health", "--alive"}).exit_code, 1);
 }
 
 TEST(QuickstartTest, Runs) {

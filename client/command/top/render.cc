@@ -143,11 +143,13 @@ std::vector<Line> Activity(const View& view) {
   const Growth none;
   const Growth& grown = growth.has_value() ? *growth : none;
   const ServerStats& stats = view.answer->stats;
+  const absl::Duration wait = view.answer->info.expected_wait;
   std::vector<Line> lines;
   lines.push_back(
       Labelled("Calls", {{absl::StrCat(stats.queue.running, " running  ", stats.queue.waiting, " waiting  ",
                                        Rate(growth, grown.calls, "RPCs"), "  ")},
-                         {Rate(growth, grown.errors, "errors"), grown.errors > 0 ? Style::kBad : Style::kPlain}}));
+                         {Rate(growth, grown.errors, "errors"), grown.errors > 0 ? Style::kBad : Style::kPlain},
+                         {wait > absl::ZeroDuration() ? absl::StrCat("  wait ", ShortDuration(wait)) : ""}}));
   lines.push_back(Labelled(
       "Prefill", {{absl::StrCat(Rate(growth, grown.prefills.tokens, "tokens"), "  ",
                                 Rate(growth, grown.prefills.sequences, "sequences"), "  ",

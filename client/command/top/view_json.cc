@@ -119,7 +119,10 @@ json ToJson(const View& view) {
        {"staging_memory", {{"used_bytes", info.staging_used_bytes}, {"limit_bytes", info.limits.staging_bytes}}},
        {"caches", command::ToJson(absl::MakeConstSpan(info.caches))},
        {"snapshot_tiers", command::ToJson(absl::MakeConstSpan(info.snapshot_tiers))},
-       {"queue", {{"running", stats.queue.running}, {"waiting", stats.queue.waiting}}},
+       {"queue",
+        {{"running", stats.queue.running},
+         {"waiting", stats.queue.waiting},
+         {"expected_wait_ms", absl::ToInt64Milliseconds(info.expected_wait)}}},
        {"totals", Totals(view)},
        {"rates", Rates(view.growth)},
        {"rpcs", Rpcs(view)}});

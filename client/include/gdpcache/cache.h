@@ -61,6 +61,18 @@ struct ServerLimits {
   absl::Duration max_session_ttl;
   std::int64_t shared_memory_bytes = 0;
   std::int64_t max_regions = 0;
+  std::int64_t max_calls = 0;
+  absl::Duration max_queue_wait;
+  std::int64_t max_connection_calls = 0;
+  std::int64_t max_tenant_sessions = 0;  // 0: no limit of its own
+  std::int64_t max_tenant_slots = 0;     // the same
+};
+
+/// What a server was made of, for people.
+struct BuildInfo {
+  std::string commit;
+  std::string compiler;
+  std::vector<std::string> libraries;
 };
 
 /// A place where the server keeps snapshots.
@@ -85,6 +97,8 @@ struct ServerInfo {
   std::vector<CacheInfo> caches;
   std::vector<SnapshotTierInfo> snapshot_tiers;  // fastest first
   absl::Duration uptime;
+  BuildInfo build;
+  absl::Duration expected_wait;  // of a call that came now, as far as can be told
 };
 
 /// A slot that some session holds.

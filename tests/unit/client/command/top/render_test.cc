@@ -142,6 +142,13 @@ TEST(TopRenderTest, ADrainingServerSaysSo) {
   EXPECT_THAT(LinesOf(Shown(view, 80, 24))[0], HasSubstr("draining, up 1h 0m"));
 }
 
+TEST(TopRenderTest, TheWaitOfNewCallsShowsWhenThereIsOne) {
+  View view = SampleView();
+  EXPECT_THAT(Shown(view, 80, 24), Not(HasSubstr("wait ")));
+  view.answer->info.expected_wait = absl::Milliseconds(1'250);
+  EXPECT_THAT(Shown(view, 80, 24), HasSubstr("14 waiting  152 RPCs/s  0.50 errors/s  wait 1.2 s\n"));
+}
+
 TEST(TopRenderTest, TroubleShowsWhenThereIsSome) {
   View view = SampleView();
   EXPECT_THAT(Shown(view, 80, 24), Not(HasSubstr("Trouble")));

@@ -26,6 +26,13 @@ TEST(ViewJsonTest, HasStateTotalsAndRates) {
   EXPECT_EQ(json["rpcs"][0]["rates"]["calls"], 100.5);
 }
 
+TEST(ViewJsonTest, HasTheWaitOfNewCalls) {
+  View view = SampleView();
+  EXPECT_EQ(ToJson(view)["queue"]["expected_wait_ms"], 0);
+  view.answer->info.expected_wait = absl::Milliseconds(1'250);
+  EXPECT_EQ(ToJson(view)["queue"]["expected_wait_ms"], 1'250);
+}
+
 TEST(ViewJsonTest, RatesAreNullWhereThereAreNone) {
   Model model("a");
   model.Answered(kNoon, SampleAnswer());
