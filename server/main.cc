@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"
+#include "kernels/device_memory.h"
 #include "kernels/loss_reporting_backend.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
@@ -150,7 +151,9 @@ absl::Status Serve(const config::Config& config) {
   RaiseDescriptorLimit();
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);  // before any thread starts: all inherit it
 
-  absl::StatusOr<std::shared_ptr<const rpc::AccessControl>> access = OpenAccess(config);
+  rpc::ServerMetrics metrics;
+  absl::StatusOr<std::shared_ptr<const rpc::AccessControl>> access =
+      OpenAccess(config, [&metrics](const absl::Status& refusal) { metrics.refusals.Count(refusal); });
   if (!access.ok()) return access.status();
   absl::StatusOr<std::unique_ptr<kernels::Backend>> real_backend = kernels::CreateBackend(config.backend);
   if (!real_backend.ok()) return real_backend.status();
@@ -198,14 +201,19 @@ absl::Status Serve(const config::Config& config) {
   server_options.slow_call = config.slow_call;
   server_options.max_pin_ttl = config.snapshots.max_pin_ttl;
   server_options.transfer_timeout = config.snapshots.pending_timeout;
-  rpc::ServerMetrics metrics;
+  const auto device_memory = [device, report_loss, options = config.backend] {
+    absl::StatusOr<kernels::DeviceMemory> memory = kernels::ReadDeviceMemory(device, options);
+    if (absl::IsUnavailable(memory.status())) report_loss(memory.status());  // an idle server finds out by nothing else
+    return memory;
+  };
   std::unique_ptr<observe::MetricsEndpoint> endpoint;
   if (!config.metrics.empty()) {
     absl::StatusOr<std::unique_ptr<observe::MetricsEndpoint>> started = observe::MetricsEndpoint::Start(
         config.metrics,
-        {metrics.registry, std::make_shared<rpc::StateMetrics>(
-                               catalog, **snapshots, **engine,
-                               rpc::StateMetrics::Build{build.version, build.commit, device.backend, device.device})});
+        {metrics.registry,
+         std::make_shared<rpc::StateMetrics>(
+             catalog, **snapshots, **engine,
+             rpc::StateMetrics::Build{build.version, build.commit, device.backend, device.device}, device_memory)});
     if (!started.ok()) return started.status();
     endpoint = *std::move(started);
   }

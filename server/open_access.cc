@@ -30,9 +30,11 @@ bool IsOpenToOthers(const config::Config& config) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const rpc::AccessControl>> OpenAccess(const config::Config& config) {
+absl::StatusOr<std::shared_ptr<const rpc::AccessControl>> OpenAccess(
+    const config::Config& config, std::function<void(const absl::Status&)> on_refusal) {
   const config::AccessConfig& access = config.access;
   rpc::AccessOptions options;
+  options.on_refusal = std::move(on_refusal);
   for (const config::v1::Identity& from : access.identities) {
     rpc::Identity identity = {.name = from.name(), .tenant = from.tenant(), .permissions = {}};
     for (const int permission : from.permissions()) identity.permissions.insert(Decode(permission));

@@ -37,18 +37,40 @@ std::string NextWord(std::ifstream& file) {
   return word;
 }
 
+/// The number behind a word of a file; 0 where there is none.
+std::int64_t NumberBehind(const std::string& word, const std::string& path) {
+  std::ifstream file(path);
+  for (std::string next = NextWord(file); !next.empty(); next = NextWord(file)) {
+    if (next != word) continue;
+    std::int64_t number = 0;
+    return absl::SimpleAtoi(NextWord(file), &number) ? number : 0;
+  }
+  return 0;
+}
+
 }  // namespace
 
-std::int64_t AvailableMemoryBytes() {
-  std::int64_t bytes = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
-  const auto apply = [&](const std::string& path) {
-    std::ifstream file(path);
+HostMemory ReadHostMemory() {
+  HostMemory memory;
+  memory.total_bytes = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+  memory.used_bytes = memory.total_bytes - (NumberBehind("MemAvailable:", "/proc/meminfo") << 10);  // there in kB
+  const auto apply = [&memory](const std::string& limit_path, const std::string& usage_path,
+                               const std::string& statistics_path, const char* reclaimable) {
     std::int64_t limit = 0;
-    if (absl::SimpleAtoi(NextWord(file), &limit)) bytes = std::min(bytes, limit);  // "max" is no number
+    std::ifstream limit_file(limit_path);
+    if (!absl::SimpleAtoi(NextWord(limit_file), &limit) || limit >= memory.total_bytes) return;  // "max" is no number
+    std::int64_t usage = 0;
+    std::ifstream usage_file(usage_path);
+    if (!absl::SimpleAtoi(NextWord(usage_file), &usage)) usage = 0;
+    memory = {usage - NumberBehind(reclaimable, statistics_path), limit};
   };
-  ForEachControlGroup([&](const std::string& group) { apply(group + "/memory.max"); });
-  apply("/sys/fs/cgroup/memory/memory.limit_in_bytes");  // version 1
-  return bytes;
+  ForEachControlGroup([&](const std::string& group) {
+    apply(group + "/memory.max", group + "/memory.current", group + "/memory.stat", "inactive_file");
+  });
+  const std::string version_1 = "/sys/fs/cgroup/memory/memory";
+  apply(version_1 + ".limit_in_bytes", version_1 + ".usage_in_bytes", version_1 + ".stat", "total_inactive_file");
+  memory.used_bytes = std::clamp<std::int64_t>(memory.used_bytes, 0, memory.total_bytes);
+  return memory;
 }
 
 int AvailableProcessors() {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/cache/errors.h"
+#include "server/engine/overload.h"
 
 namespace gdpcache::engine {
 namespace {
@@ -99,20 +100,20 @@ absl::Status Admission::CheckLocked(Owner owner, absl::Time now) {
     return Clamped(RateLocked() > 0 ? TimeForLocked(work) : kUnknownRetry);
   };
   if (calls_ >= limits_.max_calls) {
-    return cache::Exhausted(absl::StrCat("the server has ", cache::Counted(calls_, "call"),
-                                         " under way; it may have at most ", limits_.max_calls),
-                            retry_after(work_ / 2));
+    return Overloaded(absl::StrCat("the server has ", cache::Counted(calls_, "call"),
+                                   " under way; it may have at most ", limits_.max_calls),
+                      retry_after(work_ / 2));
   }
   const std::int64_t most_of_one = std::max<std::int64_t>(1, limits_.max_calls / 2);
   if (own.calls >= most_of_one) {
-    return cache::Exhausted(absl::StrCat("the session has ", cache::Counted(own.calls, "call"),
-                                         " under way; one session may have at most ", most_of_one),
-                            retry_after(own.work / 2));
+    return Overloaded(absl::StrCat("the session has ", cache::Counted(own.calls, "call"),
+                                   " under way; one session may have at most ", most_of_one),
+                      retry_after(own.work / 2));
   }
   if (steps_ < workers_ + kAlwaysWaiting || TimeForLocked(work_) <= limits_.max_wait) return absl::OkStatus();
   const absl::Duration wait = TimeForLocked(WorkAheadLocked(own));
   if (wait <= limits_.max_wait) return absl::OkStatus();
-  return cache::Exhausted(
+  return Overloaded(
       absl::StrCat("the call would have to wait about ", Rounded(wait),
                    " for its turn; calls may have to wait at most ", absl::FormatDuration(limits_.max_wait)),
       Clamped(wait - limits_.max_wait / 2));

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "server/cache/errors.h"
+#include "server/engine/overload.h"
 
 namespace gdpcache::engine {
 namespace {
@@ -57,9 +57,9 @@ void StagingPool::TrimLocked(std::int64_t level, std::vector<kernels::Buffer>& d
 
 absl::Status StagingPool::ChargeLocked(std::int64_t bytes, std::vector<kernels::Buffer>& dropped) {
   if (bytes > budget_ - used_) {
-    return cache::Exhausted(absl::StrCat("the call needs ", bytes, " more bytes of staging memory; ", used_, " of ",
-                                         budget_, " are in use"),
-                            kRetryAfter);
+    return Overloaded(absl::StrCat("the call needs ", bytes, " more bytes of staging memory; ", used_, " of ", budget_,
+                                   " are in use"),
+                      kRetryAfter);
   }
   used_ += bytes;
   TrimLocked(budget_ - used_, dropped);
@@ -100,7 +100,7 @@ absl::StatusOr<StagingBuffer> StagingAccount::Acquire(std::int64_t size) {
     in_use_ -= block_size;
     pool_.ReturnChargeLocked(before - ChargeLocked(), dropped);
     if (!absl::IsResourceExhausted(block.status())) return block.status();  // no use to try again
-    return cache::Exhausted(absl::StrCat("staging memory: ", block.status().message()), kRetryAfter);
+    return Overloaded(absl::StrCat("staging memory: ", block.status().message()), kRetryAfter);
   }
   return StagingBuffer(shared_from_this(), *std::move(block), size);
 }

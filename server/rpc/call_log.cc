@@ -48,6 +48,7 @@ grpc::Status LoggedRpc::End(const absl::Status& status) {
     EndWell(nullptr);
     return grpc::Status::OK;
   }
+  log_.refusals_.Count(status);
   const std::string request_id = RequestId();
   context_.AddTrailingMetadata(kRequestIdKey, AsMetadata(request_id));
   LogLine(IsServersFault(status.code()) ? observe::LogLevel::kWarning : observe::LogLevel::kInfo, log_.failed_,

@@ -16,15 +16,16 @@
 #include "server/engine/prefill_result.h"
 #include "server/observe/log_limiter.h"
 #include "server/observe/logging.h"
+#include "server/rpc/metrics/refusal_metrics.h"
 
 namespace gdpcache::rpc {
 
 /// Where RPCs that failed or took long are told of. So many lines at most, whatever clients do: ten a second of either
-/// kind, a hundred after a pause. Thread-safe.
+/// kind, a hundred after a pause. Those that were refused are counted, too. Thread-safe.
 class CallLog {
  public:
-  /// RPCs that take at least `slow` are logged; zero: none is.
-  explicit CallLog(absl::Duration slow) : slow_(slow) {}
+  /// RPCs that take at least `slow` are logged; zero: none is. The metrics must outlive this.
+  CallLog(absl::Duration slow, RefusalMetrics& refusals) : slow_(slow), refusals_(refusals) {}
   CallLog(const CallLog&) = delete;
   CallLog& operator=(const CallLog&) = delete;
 
@@ -32,6 +33,7 @@ class CallLog {
   friend class LoggedRpc;
 
   const absl::Duration slow_;
+  RefusalMetrics& refusals_;
   observe::LogLimiter failed_{10, 100};
   observe::LogLimiter slow_lines_{10, 100};
 };

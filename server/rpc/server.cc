@@ -147,7 +147,7 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
     : catalog_(catalog),
       metrics_(metrics),
       access_(options.access),
-      log_(options.slow_call),
+      log_(options.slow_call, metrics.refusals),
       info_(catalog, engine, snapshots, clock, options.version, options.build, std::move(device),
             Limits(options, engine)),
       stats_(catalog, engine, snapshots, metrics),

@@ -16,32 +16,33 @@ GDPCACHED, GDPCACHE, SOURCE = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3]
 SERVICE = 'rpc_service="gdpcache.v1.StateCache"'
 
 
-class MetricsTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.directory = tempfile.TemporaryDirectory()
-        cls.socket = f"{cls.directory.name}/socket"
-        cls.server = subprocess.Popen(
-            [GDPCACHED, "--listen=", f"--unix={cls.socket}", "--metrics=127.0.0.1:0", "--backend=cpu"],
+class Server:
+    """A gdpcached on the CPU, with files of its own."""
+
+    def __init__(self, *flags, files=None):
+        self.directory = tempfile.TemporaryDirectory()
+        for name, text in (files or {}).items():
+            path = pathlib.Path(self.directory.name, name)
+            path.touch(mode=0o600)
+            path.write_text(text)
+        self.socket = f"unix:{self.directory.name}/socket"
+        flags = [flag.replace("DIRECTORY", self.directory.name) for flag in flags]
+        self.process = subprocess.Popen(
+            [GDPCACHED, f"--unix={self.directory.name}/socket", "--metrics=127.0.0.1:0", "--backend=cpu", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        ready = cls.server.stdout.readline()
-        cls.url = "http://" + re.search(r"metrics=(\S+)", ready).group(1) + "/metrics"
+        ready = self.process.stdout.readline()
+        self.url = "http://" + re.search(r"metrics=(\S+)", ready).group(1) + "/metrics"
+        address = re.search(r" address=(\S+)", ready)
+        self.address = address and address.group(1)
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.server.terminate()
-        cls.server.wait(60)
-        cls.server.stdout.close()
-        cls.directory.cleanup()
-
-    def command(self, *arguments, expect=0):
-        done = subprocess.run(
-            [GDPCACHE, *arguments, "--server", f"unix:{self.socket}"], capture_output=True, text=True, check=False
-        )
-        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(60)
+        self.process.stdout.close()
+        self.directory.cleanup()
 
     def scrape(self):
         with urllib.request.urlopen(self.url, timeout=10) as answer:
@@ -50,6 +51,28 @@ class MetricsTest(unittest.TestCase):
             sample: float(value)
             for sample, value in (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
         }
+
+
+def run(*arguments):
+    return subprocess.run([GDPCACHE, *arguments], capture_output=True, text=True, check=False)
+
+
+class MetricsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server("--listen=")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def command(self, *arguments, expect=0):
+        done = run(*arguments, "--server", self.server.socket)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done.stdout
+
+    def scrape(self):
+        return self.server.scrape()
 
     def families(self):
         geometry = ["--layers=1", "--slots=8", "--heads=1", "--key-dim=8", "--value-dim=8"]
@@ -82,6 +105,13 @@ class MetricsTest(unittest.TestCase):
         not_found = f'rpc_server_duration_seconds_count{{rpc_grpc_status_code="5",rpc_method="DeleteCache",{SERVICE}}}'
         self.assertGreaterEqual(self.scrape()[not_found], 1)
 
+    def test_device_memory_is_the_hosts_on_the_cpu(self):
+        samples = self.scrape()
+        total = json.loads(self.command("info", "--json"))["device_memory_bytes"]
+        self.assertEqual(samples["gdpcache_device_memory_total_bytes"], total)
+        self.assertGreater(samples["gdpcache_device_memory_used_bytes"], 0)
+        self.assertLessEqual(samples["gdpcache_device_memory_used_bytes"], total)
+
     def test_slots_of_a_cache_add_up_and_go_with_it(self):
         self.command("caches", "create", "m", "--layers=1", "--slots=8", "--heads=1", "--key-dim=8", "--value-dim=8")
         samples = self.scrape()
@@ -110,7 +140,7 @@ class MetricsTest(unittest.TestCase):
         self.assertTrue(used)
 
     def test_a_taken_port_is_a_clear_error(self):
-        address = self.url.split("/")[2]
+        address = self.server.url.split("/")[2]
         second = subprocess.run(
             [GDPCACHED, "--listen=127.0.0.1:0", "--unix=", f"--metrics={address}", "--backend=cpu"],
             capture_output=True,
@@ -120,6 +150,55 @@ class MetricsTest(unittest.TestCase):
         )
         self.assertEqual(second.returncode, 1)
         self.assertIn(f"cannot serve metrics on {address}", second.stderr)
+
+
+class RefusalsTest(unittest.TestCase):
+    def setUp(self):
+        config = 'identities { name: "%s" tenant: "t" permissions: %s }\n'
+        self.server = Server(
+            "--listen=127.0.0.1:0",
+            "--config=DIRECTORY/config",
+            "--token-file=DIRECTORY/tokens",
+            "--max-caches=1",
+            files={
+                "config": config % ("reader", "READ") + config % ("engine", "DATA"),
+                "tokens": "token-of-reader-0123 reader\ntoken-of-engine-0123 engine\n",
+                "reader": "token-of-reader-0123",
+                "engine": "token-of-engine-0123",
+                "stranger": "token-of-stranger-0123",
+            },
+        )
+        self.addCleanup(self.server.stop)
+
+    def call(self, who, *arguments):
+        files = pathlib.Path(self.server.directory.name)
+        token = ["--token-file", str(files / who)] if who else []
+        return run(*arguments, "--server", self.server.address, *token)
+
+    def refused(self):
+        samples = self.server.scrape()
+        reasons = ("unauthenticated", "permission_denied", "overload", "limit", "unavailable")
+        return {reason: samples[f'gdpcache_refused_calls_total{{reason="{reason}"}}'] for reason in reasons}
+
+    def test_each_refused_call_is_counted_once_by_its_reason(self):
+        expected = dict.fromkeys(self.refused(), 0)
+        self.assertEqual(self.refused(), expected)
+
+        self.assertIn("UNAUTHENTICATED", self.call(None, "info").stderr)
+        self.assertIn("UNAUTHENTICATED", self.call("stranger", "info").stderr)
+        expected["unauthenticated"] = 2
+        self.assertEqual(self.refused(), expected)
+
+        geometry = ["--slots=1", "--heads=1", "--key-dim=8", "--value-dim=8"]
+        self.assertIn("PERMISSION_DENIED", self.call("reader", "caches", "create", "a", *geometry).stderr)
+        expected["permission_denied"] = 1
+        self.assertEqual(self.refused(), expected)
+
+        self.assertEqual(self.call("engine", "caches", "create", "a", *geometry).returncode, 0)
+        self.assertIn("RESOURCE_EXHAUSTED", self.call("engine", "caches", "create", "b", *geometry).stderr)
+        expected["limit"] = 1
+        self.assertEqual(self.call(None, "health").returncode, 0, "open to probes")
+        self.assertEqual(self.refused(), expected)
 
 
 unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -99,7 +99,7 @@ class AccessControl::Processor final : public grpc::AuthMetadataProcessor {
     credentials.certificate_names = CertificateNames(context);
     const std::vector<std::string> path = ValuesOf(metadata, kPath);
     const absl::Status status = access->Authorize(path.empty() ? "" : path.front(), credentials).status();
-    if (!status.ok()) access->LogRefusal(status);
+    if (!status.ok()) access->NoteRefusal(status);
     return ToGrpcStatus(status);
   }
 
@@ -240,7 +240,8 @@ std::int64_t AccessControl::tenants() const {
   return static_cast<std::int64_t>(tenants.size());
 }
 
-void AccessControl::LogRefusal(const absl::Status& status) const {
+void AccessControl::NoteRefusal(const absl::Status& status) const {
+  if (options_.on_refusal) options_.on_refusal(status);
   const std::optional<std::int64_t> left_out = refusal_lines_.Admit(cache::SteadyNow());
   if (!left_out.has_value()) return;
   spdlog::warn("refused: {}{}", std::string(status.message()),

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -30,6 +31,8 @@ struct AccessOptions {
   std::string token_file;                            // empty: no tokens
   TlsFiles tls;                                      // without a certificate: no TLS
   absl::Duration refresh_period = absl::Seconds(1);  // how often the files are read
+  // Told of each call that does not get to its handler, by any thread; empty: nobody is.
+  std::function<void(const absl::Status&)> on_refusal = {};
 };
 
 /// What is known of a caller before it is known who it is.
@@ -83,7 +86,7 @@ class AccessControl {
   absl::StatusOr<const Identity*> Authenticate(const Credentials& credentials) const;
   std::shared_ptr<grpc::ServerCredentials> WithProcessor(std::shared_ptr<grpc::ServerCredentials> credentials,
                                                          bool own_user) const;
-  void LogRefusal(const absl::Status& status) const;
+  void NoteRefusal(const absl::Status& status) const;
   void KeepFresh();
 
   const AccessOptions options_;

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "server/rpc/metrics/prefill_metrics.h"
+#include "server/rpc/metrics/refusal_metrics.h"
 #include "server/rpc/metrics/rpc_metrics.h"
 
 namespace gdpcache::rpc {
@@ -16,6 +17,7 @@ struct ServerMetrics {
   const std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   RpcMetrics rpcs{*registry};
   PrefillMetrics prefills{*registry};
+  RefusalMetrics refusals{*registry};
 };
 
 }  // namespace gdpcache::rpc

@@ -62,8 +62,13 @@ std::int64_t EntriesOf(const char* directory) {
 }  // namespace
 
 StateMetrics::StateMetrics(const cache::Catalog& catalog, const cache::SnapshotStore& snapshots,
-                           const engine::Engine& engine, Build build)
-    : catalog_(catalog), snapshots_(snapshots), engine_(engine), build_(std::move(build)) {}
+                           const engine::Engine& engine, Build build,
+                           std::function<absl::StatusOr<kernels::DeviceMemory>()> device_memory)
+    : catalog_(catalog),
+      snapshots_(snapshots),
+      engine_(engine),
+      build_(std::move(build)),
+      device_memory_(std::move(device_memory)) {}
 
 std::vector<MetricFamily> StateMetrics::Collect() const {
   std::vector<MetricFamily> families;
@@ -85,6 +90,12 @@ std::vector<MetricFamily> StateMetrics::Collect() const {
   gauge("process_resident_memory_bytes", "Memory of the process.", ResidentBytes());
   gauge("process_open_fds", "File descriptors of the process.", EntriesOf("/proc/self/fd"));
   gauge("process_threads", "Threads of the process.", EntriesOf("/proc/self/task"));
+
+  if (const absl::StatusOr<kernels::DeviceMemory> device = device_memory_(); device.ok()) {
+    gauge("gdpcache_device_memory_used_bytes", "Memory in use, by whatever process, of the device with the states.",
+          device->used_bytes);
+    gauge("gdpcache_device_memory_total_bytes", "All of its memory.", device->total_bytes);
+  }
 
   Family slots = Gauge("gdpcache_slots", "Slots by what they are.");
   Family memory = Gauge("gdpcache_cache_memory_bytes", "State and auxiliary memory of a cache.");

@@ -4,11 +4,14 @@
 #include <prometheus/collectable.h>
 #include <prometheus/metric_family.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "kernels/device_memory.h"
 #include "server/cache/catalog.h"
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
@@ -25,8 +28,9 @@ class StateMetrics final : public prometheus::Collectable {
     std::string backend;
     std::string device;
   };
+  /// `device_memory` is asked by any thread; where it fails there are no such metrics.
   StateMetrics(const cache::Catalog& catalog, const cache::SnapshotStore& snapshots, const engine::Engine& engine,
-               Build build);
+               Build build, std::function<absl::StatusOr<kernels::DeviceMemory>()> device_memory);
 
   std::vector<prometheus::MetricFamily> Collect() const override;
 
@@ -35,6 +39,7 @@ class StateMetrics final : public prometheus::Collectable {
   const cache::SnapshotStore& snapshots_;
   const engine::Engine& engine_;
   const Build build_;
+  const std::function<absl::StatusOr<kernels::DeviceMemory>()> device_memory_;
   const absl::Time started_ = absl::Now();
 };
 
