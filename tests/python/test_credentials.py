@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Server, start_server, stop_server
+from fake_server import fake_server
 
 import gdpcache
 from gdpcache import Credentials
@@ -189,3 +191,22 @@ def test_mistakes_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         gdpcache.Client("127.0.0.1:1", credentials=Credentials(token_file=str(tmp_path / "none")))
     assert ENGINE not in repr(Credentials(token=ENGINE))
+
+
+def test_no_web_proxy_sees_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy, fake_server({}) as address:
+        for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_grpc_proxy", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        with gdpcache.Client(address, credentials=Credentials(token=ENGINE)) as client:
+            client.server_info()
+
+        async def ask() -> None:
+            async with gdpcache.AsyncClient(address, credentials=Credentials(token=ENGINE)) as client:
+                await client.server_info()
+
+        asyncio.run(ask())
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
