@@ -54,6 +54,21 @@ class MemoryExhaustionTest : public ::testing::Test {
   absl::StatusOr<Client> client_;
 };
 
+/// A streamed prefill of one token each for 200 sequences, whose initial states of 1 MiB have to be staged.
+absl::Status PrefillManySequences(Session& session) {
+  constexpr std::int64_t kSequences = 200;
+  constexpr std::int64_t kStateElements = std::int64_t{4} * 256 * 256;
+  const std::vector<float> operand(kSequences * 4 * 256);
+  const std::vector<float> states(static_cast<std::size_t>(kSequences * kStateElements), 0.25F);
+  PrefillCall call;
+  call.k = call.w = call.u = {DataType::kFloat32, {kSequences, 4, 256}, operand.data()};
+  call.batch = kSequences;
+  call.initial_state_source = InitialState::kTensor;
+  call.initial_state = ConstTensor{DataType::kFloat32, {kSequences, 4, 256, 256}, states.data()};
+  call.transport = Transport::kStream;
+  return session.Prefill(call).status();
+}
+
 TEST_F(MemoryExhaustionTest, WhatIsLargeIsRefusedAndNothingIsLost) {
   ASSERT_TRUE(client_->CreateCache(Spec("model", 8)).ok());
   Session session = client_->OpenSession("model").value();
@@ -68,6 +83,8 @@ TEST_F(MemoryExhaustionTest, WhatIsLargeIsRefusedAndNothingIsLost) {
   Allow(100 * kMebibyte);
   EXPECT_TRUE(absl::IsResourceExhausted(client_->CreateCache(Spec("another", 40)).status()));
   EXPECT_TRUE(absl::IsResourceExhausted(session.WriteSlots(update)));  // 200 MiB that have to be staged
+  EXPECT_TRUE(absl::IsResourceExhausted(PrefillManySequences(session)));
+  EXPECT_TRUE(absl::IsResourceExhausted(session.ShareMemory(200 * kMebibyte).status()));
   const std::string key = "0123456789abcdef";
   // 25 MiB, for which the snapshots' memory is to grow by more.
   std::vector<SlotSave> saves;
@@ -89,6 +106,8 @@ TEST_F(MemoryExhaustionTest, WhatIsLargeIsRefusedAndNothingIsLost) {
   const SlotContents written = session.ReadSlots({slots[7]}, {3}).value();
   for (const float value : written.state.As<float>()) ASSERT_EQ(value, 0.5F);
   EXPECT_TRUE(client_->CreateCache(Spec("another", 40)).ok());
+  EXPECT_TRUE(PrefillManySequences(session).ok());
+  EXPECT_TRUE(session.ShareMemory(200 * kMebibyte).ok());
 }
 
 }  // namespace
