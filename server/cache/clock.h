@@ -21,9 +21,9 @@ class Clock {
 /// The time of day when the process first asked, going on steadily: setting the system's clock neither expires leases
 /// and deadlines nor prolongs them, and no duration is an hour or negative for it. Thread-safe.
 inline absl::Time SteadyNow() {
-  static const absl::Time start = absl::Now();
-  static const std::chrono::steady_clock::time_point steady_start = std::chrono::steady_clock::now();
-  return start + absl::FromChrono(std::chrono::steady_clock::now() - steady_start);
+  static const absl::Time kStart = absl::Now();
+  static const std::chrono::steady_clock::time_point kSteadyStart = std::chrono::steady_clock::now();
+  return kStart + absl::FromChrono(std::chrono::steady_clock::now() - kSteadyStart);
 }
 
 class RealClock final : public Clock {

@@ -206,6 +206,7 @@ class Target {
  private:
   static constexpr int kCalls = 18;
   static constexpr std::int64_t kTokens = 20;
+  static constexpr std::size_t kStateBytes = 24;  // [1, 2, 3] float32
 
   std::string path(const std::string& name) const { return directory_.path() + "/" + name; }
 
@@ -263,8 +264,8 @@ class Target {
   absl::Status Prefill(Transport transport, const CallOptions& options) {
     const std::array<float, kTokens* 3> zeros = {};
     const std::vector<std::int64_t> slots = {0};
-    Guarded h(2 * 2 * 3 * sizeof(float));
-    Guarded final_state(2 * 3 * sizeof(float));
+    Guarded h(2 * kStateBytes);
+    Guarded final_state(kStateBytes);
     PrefillCall call;
     call.k = call.w = {DataType::kFloat32, {kTokens, 1, 2}, zeros.data()};
     call.u = {DataType::kFloat32, {kTokens, 1, 3}, zeros.data()};
@@ -282,11 +283,11 @@ class Target {
   }
 
   absl::Status ReadSlots(const CallOptions& options) {
-    Guarded state(2 * 2 * 2 * 3 * sizeof(float));
+    Guarded state(4 * kStateBytes);
     SlotOutputs outputs;
     outputs.state = Tensor{DataType::kFloat32, {2, 2, 1, 2, 3}, state.data()};
     const absl::StatusOr<SlotContents> contents = session_->ReadSlots({0, 1}, {}, outputs, options);
-    if (contents.ok()) Require(contents->auxiliary.byte_size() == 2 * 2 * 3, "auxiliary has another size");
+    if (contents.ok()) Require(contents->auxiliary.byte_size() == 12, "auxiliary has another size");
     return contents.status();
   }
 
