@@ -100,6 +100,8 @@ class ObservedServer:
         batch = self._source / "tests/golden/m2_ragged_lengths.safetensors"
         self._run(gdpcache, "replay", "--input", str(batch), "--server", self._address)
         self._run(gdpcache, "caches", "delete", "absent", "--server", self._address, expect=1)
+        too_large = ["--slots=1000000", "--heads=32", "--key-dim=128", "--value-dim=128"]
+        self._run(gdpcache, "caches", "create", "large", *too_large, "--server", self._address, expect=1)
 
     def _prefixes(self):
         _, gdpcache, prefix_reuse = self._programs
