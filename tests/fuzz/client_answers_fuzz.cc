@@ -46,7 +46,10 @@ grpc::ByteBuffer BufferOf(const std::string& bytes) {
 /// Answers a call's first message with the script.
 class Answer final : public grpc::ServerGenericBidiReactor {
  public:
-  explicit Answer(Script script) : script_(std::move(script)) { StartRead(&request_); }
+  explicit Answer(Script script) : script_(std::move(script)) {
+    const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
+    StartRead(&request_);
+  }
 
  private:
   void OnReadDone(bool ok) override {
