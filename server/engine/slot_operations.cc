@@ -254,6 +254,14 @@ absl::StatusOr<std::shared_ptr<Call>> MakeResetSlots(const Environment& environm
 
 absl::StatusOr<std::shared_ptr<Call>> MakeCopySlots(const Environment& environment, CallContext context,
                                                     std::vector<SlotCopyRequest> copies, Done done) {
+  // More cannot be right, and every entry takes time and memory: some of the time with the cache's arrivals locked.
+  std::size_t named = 0;
+  for (const SlotCopyRequest& copy : copies) named += copy.destinations.size();
+  const std::int64_t slots = context.session->cache()->geometry().slots;
+  if (std::max(copies.size(), named) > static_cast<std::size_t>(slots)) {
+    return cache::InvalidField("copies", absl::StrCat("has ", copies.size(), " entries with ", named,
+                                                      " destinations; the cache has ", cache::Counted(slots, "slot")));
+  }
   DistinctValues destinations("destinations");
   for (std::size_t i = 0; i < copies.size(); ++i) {
     for (std::size_t j = 0; j < copies[i].destinations.size(); ++j) {

@@ -231,6 +231,13 @@ absl::StatusOr<std::shared_ptr<Call>> MakeRestoreSnapshots(const Environment& en
                                                            RestoresDone done) {
   if (environment.snapshots == nullptr) return absl::UnimplementedError("the server keeps no snapshots");
   if (absl::Status status = CheckCount("restores", restores.size()); !status.ok()) return status;
+  std::size_t named = 0;
+  for (const SlotRestoreRequest& restore : restores) named += restore.slots.size();
+  const std::int64_t cache_slots = context.session->cache()->geometry().slots;
+  if (named > static_cast<std::size_t>(cache_slots)) {
+    return InvalidField("restores", absl::StrCat("name ", cache::Counted(static_cast<std::int64_t>(named), "slot"),
+                                                 "; the cache has ", cache_slots));
+  }
   std::vector<std::int64_t> slots;
   DistinctValues distinct("slots");
   for (std::size_t i = 0; i < restores.size(); ++i) {

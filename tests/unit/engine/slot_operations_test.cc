@@ -189,6 +189,16 @@ TEST(CopySlots, RefusesWhatIsNotHeldOrNamedTwice) {
   EXPECT_EQ(Copy(world, first, {{0, {-1}}}).code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(CopySlots, RefusesMoreThanThereAreSlots) {
+  World world;
+  const auto session = world.OpenSession(SmallGeometry(4));
+  EXPECT_TRUE(Copy(world, session, {{0, {}}, {0, {}}, {0, {}}, {0, {1, 2, 3}}}).ok());
+  EXPECT_EQ(Copy(world, session, std::vector<SlotCopyRequest>(5, {0, {}})).message(),
+            "copies has 5 entries with 0 destinations; the cache has 4 slots");
+  EXPECT_EQ(Copy(world, session, {{0, {4, 5, 6, 7, 8}}}).message(),
+            "copies has 1 entries with 5 destinations; the cache has 4 slots");
+}
+
 struct ReadResult {
   absl::Status status;
   SlotContents contents;

@@ -182,6 +182,8 @@ TEST(RestoreSnapshots, SlotsMustBeHeldAndDistinct) {
   EXPECT_EQ(scene.Restore({{KeyOf("a"), {0, 1}}, {KeyOf("a"), {2, 0}}}).status().message(),
             "restores[1].slots[1] is 0, as is restores[0].slots[0]; slots must be distinct");
   EXPECT_EQ(scene.Restore({{KeyOf("a"), {6}}}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(scene.Restore({{KeyOf("a"), {0, 1, 2}}, {KeyOf("a"), {6, 7, 8, 9}}}).status().message(),
+            "restores name 7 slots; the cache has 6");
   const auto stranger = scene.world.catalog.OpenSession(scene.cache().spec().name, absl::ZeroDuration(), "").value();
   const std::size_t before = Fingerprint(scene.cache());
   EXPECT_EQ(Restore(scene.world, stranger, {{KeyOf("a"), {1}}}).status().code(), absl::StatusCode::kPermissionDenied);
