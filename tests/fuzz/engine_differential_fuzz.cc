@@ -57,18 +57,18 @@ class Bytes {
 /// Every sequence has a slot of its own, in any order.
 testing::ProblemSpec Draw(Bytes& bytes) {
   testing::ProblemSpec spec;
-  spec.shape.heads = 1 + bytes.Below(3);
-  spec.shape.key_dim = 1 + bytes.Below(40);
-  spec.shape.value_dim = 1 + bytes.Below(70);
+  spec.shape.heads = 1 + bytes.Below(2);
+  spec.shape.key_dim = 1 + bytes.Below(20);
+  spec.shape.value_dim = 1 + bytes.Below(34);
   spec.shape.num_householder = 1 + bytes.Below(3);
-  spec.shape.chunk_size = bytes.Of<std::int64_t>({16, 32, 64, 128});
+  spec.shape.chunk_size = bytes.Of<std::int64_t>({16, 32, 64, 16, 32, 128});
   spec.shape.input_dtype = bytes.Of<DataType>({DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16});
   spec.decay = bytes.Below(4) != 0;
   spec.states_dtype = bytes.Of<DataType>({DataType::kFloat32, spec.shape.input_dtype});
   spec.spare_slots = 1;
   const std::int64_t sequences = 1 + bytes.Below(5);
   for (std::int64_t n = 0; n < sequences; ++n) {
-    spec.lengths.push_back(bytes.Below(4 * spec.shape.chunk_size / spec.shape.num_householder + 2));
+    spec.lengths.push_back(bytes.Below(3 * spec.shape.chunk_size / spec.shape.num_householder + 2));
     spec.state_indices.insert(spec.state_indices.begin() + bytes.Below(n + 1), n);
   }
   return spec;
