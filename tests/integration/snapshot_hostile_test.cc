@@ -280,8 +280,8 @@ TEST_F(SnapshotHostileTest, DirectivesOutOfRangeAreNamedAndTheCallChangesNothing
     EXPECT_EQ(FieldOf(Prefill({Directive(0, value, std::string(16, 'x'))})), "snapshots[0].boundary");
   }
   EXPECT_EQ(FieldOf(Prefill({Directive(0, 1, std::string(16, 'x'), "aux")})), "snapshots[0].auxiliary");
-  EXPECT_EQ(FieldOf(Prefill({Directive(0, 1, std::string(16, 'x')), Directive(0, 2, std::string(16, 'x'))})),
-            "snapshots[1].key");
+  EXPECT_EQ(Prefill({Directive(0, 1, std::string(16, 'x')), Directive(0, 2, std::string(16, 'x'))}).error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(FieldOf(Prefill(std::vector<v1::SnapshotDirective>(65'537, Directive(0, 1, std::string(16, 'x'))))),
             "snapshots");
   v1::ListSlotsResponse slots = client_.ListSlots("model");

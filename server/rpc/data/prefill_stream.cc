@@ -70,15 +70,13 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
   void OnCancel() override {
     std::shared_ptr<engine::StreamedPrefill> call;
     {
+      // Under one lock, for the reading thread may be at the header: either it has a call to cancel, or it finds the
+      // RPC finished.
       const std::lock_guard lock(mutex_);
-      cancelled_ = true;
       call = call_;
+      if (call == nullptr) FinishWithoutCallLocked(ClientGone());
     }
-    if (call != nullptr) {
-      call->Cancel(ClientGone());
-    } else {
-      FinishWithoutCall(ClientGone());  // the reading thread may be at the header
-    }
+    if (call != nullptr) call->Cancel(ClientGone());
   }
 
   void OnDone() override {
@@ -111,7 +109,6 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
         caller_, *decoded, *this, [this](absl::StatusOr<engine::PrefillResult> result) { Done(std::move(result)); });
     if (!call.ok()) return call.status();
     started = *std::move(call);
-    bool cancelled = false;
     {
       const std::lock_guard lock(mutex_);
       if (finished_) {  // cancelled in the meantime; the call has not started and is forgotten
@@ -119,9 +116,7 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
         return ClientGone();
       }
       call_ = started;
-      cancelled = cancelled_;
     }
-    if (cancelled) started->Cancel(ClientGone());
     started->Start();
     return absl::OkStatus();
   }
@@ -189,6 +184,10 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
 
   void FinishWithoutCall(const absl::Status& status) {
     const std::lock_guard lock(mutex_);
+    FinishWithoutCallLocked(status);
+  }
+
+  void FinishWithoutCallLocked(const absl::Status& status) {
     if (finished_) return;
     finished_ = true;
     Finish(rpc_.End(status));
@@ -209,7 +208,6 @@ class PrefillStreamReactor final : public grpc::ServerBidiReactor<grpc::ByteBuff
   FrameQueue queue_;
   engine::PrefillTiming timing_;  // once it is complete
   bool complete_ = false;         // the last frame is in the queue
-  bool cancelled_ = false;
   bool finished_ = false;
 };
 

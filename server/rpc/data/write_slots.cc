@@ -47,15 +47,13 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
   void OnCancel() override {
     std::shared_ptr<engine::SlotWriter> call;
     {
+      // Under one lock, for the reading thread may be at the header: either it has a call to cancel, or it finds the
+      // RPC finished.
       const std::lock_guard lock(mutex_);
-      cancelled_ = true;
       call = call_;
+      if (call == nullptr) FailLocked(ClientGone());
     }
-    if (call != nullptr) {
-      call->Cancel(ClientGone());
-    } else {
-      Fail(ClientGone());  // the reading thread may be at the header
-    }
+    if (call != nullptr) call->Cancel(ClientGone());
   }
 
   void OnDone() override {
@@ -92,7 +90,6 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
                                          [this](absl::Status status) { Done(std::move(status)); });
     if (!call.ok()) return call.status();
     started = *std::move(call);
-    bool cancelled = false;
     {
       const std::lock_guard lock(mutex_);
       if (finished_) {  // cancelled in the meantime; the call has not started and is forgotten
@@ -100,9 +97,7 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
         return ClientGone();
       }
       call_ = started;
-      cancelled = cancelled_;
     }
-    if (cancelled) started->Cancel(ClientGone());
     started->Start();
     return absl::OkStatus();
   }
@@ -123,6 +118,10 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
 
   void Fail(const absl::Status& status) {
     const std::lock_guard lock(mutex_);
+    FailLocked(status);
+  }
+
+  void FailLocked(const absl::Status& status) {
     if (finished_) return;
     finished_ = true;
     Finish(rpc_.End(status));
@@ -137,7 +136,6 @@ class WriteSlotsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>
   std::mutex mutex_;  // guards what follows
   LoggedRpc rpc_;
   std::shared_ptr<engine::SlotWriter> call_;
-  bool cancelled_ = false;
   bool finished_ = false;
 };
 
