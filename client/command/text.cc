@@ -1,12 +1,25 @@
 #include "client/command/text.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
 namespace gdpcache::command {
+
+std::string Printable(std::string text) {
+  for (char& c : text) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  return text;
+}
+
+void Table::Add(std::vector<std::string> row) {
+  for (std::string& cell : row) cell = Printable(std::move(cell));
+  rows_.push_back(std::move(row));
+}
 
 void Table::Print(std::ostream& out) const {
   std::vector<std::size_t> widths(rows_.front().size());

@@ -17,14 +17,17 @@ class Table {
  public:
   explicit Table(std::vector<std::string> heading) { rows_.push_back(std::move(heading)); }
 
-  /// As many cells as the heading has.
-  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  /// As many cells as the heading has, of any content.
+  void Add(std::vector<std::string> row);
 
   void Print(std::ostream& out) const;
 
  private:
   std::vector<std::vector<std::string>> rows_;
 };
+
+/// What a server or a person wrote, fit for a terminal: no control characters, and as wide as it has bytes.
+std::string Printable(std::string text);
 
 /// "12 B", "3.5 MiB".
 std::string FormatBytes(std::int64_t bytes);

@@ -20,14 +20,6 @@ constexpr std::size_t kWide = 100;
 constexpr std::size_t kTall = 30;  // screens with rows to spare
 constexpr char kOurService[] = "gdpcache.v1.StateCache";
 
-/// What a server or a person wrote, fit for a terminal.
-std::string Printable(std::string text) {
-  for (char& c : text) {
-    if (c < ' ' || c > '~') c = '?';
-  }
-  return text;
-}
-
 std::size_t WidthOf(const Line& line) {
   std::size_t width = 0;
   for (const Run& run : line) width += run.text.size();
@@ -104,7 +96,7 @@ std::vector<Line> Header(const View& view, const Layout& layout) {
                           answer.stats.draining ? Run{absl::StrCat("draining, up ", uptime), Style::kWarning}
                                                 : Run{absl::StrCat("serving, up ", uptime), Style::kGood},
                           layout.columns));
-  lines.push_back(Between({{absl::StrCat(answer.info.backend, ": ", Printable(answer.info.device))}},
+  lines.push_back(Between({{Printable(absl::StrCat(answer.info.backend, ": ", answer.info.device))}},
                           {absl::StrCat(answer.stats.sessions, answer.stats.sessions == 1 ? " session" : " sessions")},
                           layout.columns));
   return lines;

@@ -19,6 +19,16 @@ TEST(TableTest, AlignsColumns) {
             "100             z\n");
 }
 
+TEST(TableTest, NobodyElsesTextReachesTheTerminalAsACommand) {
+  Table table({"CLIENT", "SLOT"});
+  table.Add({"\x1b[2J\nx\x7f\xc2\x9b", "1"});
+  std::ostringstream out;
+  table.Print(out);
+  EXPECT_EQ(out.str(),
+            "CLIENT     SLOT\n"
+            "?[2J?x???  1\n");
+}
+
 TEST(FormatBytesTest, ChoosesUnits) {
   EXPECT_EQ(FormatBytes(0), "0 B");
   EXPECT_EQ(FormatBytes(1023), "1023 B");
