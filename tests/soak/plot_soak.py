@@ -1,6 +1,6 @@
 """Draws what a soak has recorded; needs matplotlib.
 
-usage: plot_soak.py SOAK.json FILE.svg
+usage: plot_soak.py SOAK.json FILE.png
 """
 
 import itertools
