@@ -43,6 +43,11 @@ absl::StatusOr<std::string> ReadAccessFile(absl::string_view what, const std::st
   if (!S_ISREG(found.st_mode)) return absl::FailedPreconditionError(absl::StrCat(name, " is not a regular file"));
   if (secrecy == Secrecy::kSecret) {
     if (absl::Status status = CheckSecrecy(name, found.st_uid, found.st_mode, geteuid()); !status.ok()) return status;
+  } else if ((found.st_mode & S_IWOTH) != 0) {
+    // Whoever puts an authority of theirs there is whom they like.
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s is not safe: its mode is %04o, and everybody may change it; chmod o-w it", name,
+                        found.st_mode & mode_t{07777}));
   }
   std::string bytes;
   std::array<char, 4096> buffer;

@@ -20,7 +20,7 @@ enum class Secrecy : std::uint8_t { kPublic, kSecret };
 absl::Status CheckSecrecy(absl::string_view name, uid_t owner, mode_t mode, uid_t server);
 
 /// A regular file of at most 1 MiB as a whole. Errors name it, and `what` it is. One that is secret must pass
-/// CheckSecrecy.
+/// CheckSecrecy; one that is public must not be everybody's to change.
 absl::StatusOr<std::string> ReadAccessFile(absl::string_view what, const std::string& path, Secrecy secrecy);
 
 }  // namespace gdpcache::rpc

@@ -51,7 +51,7 @@ TEST(SecretFileTest, FilesOfOtherUsersAreRefusedWhateverTheirMode) {
   }
 }
 
-TEST(SecretFileTest, OnlySecretFilesNeedToBeSafe) {
+TEST(SecretFileTest, OnlySecretFilesAreKeptFromReaders) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/file";
   test::WriteSecret(path, "content");
@@ -60,6 +60,16 @@ TEST(SecretFileTest, OnlySecretFilesNeedToBeSafe) {
   EXPECT_THAT(std::string(ReadAccessFile("the key", path, Secrecy::kSecret).status().message()),
               HasSubstr(absl::StrCat("the key '", path, "' is not safe: its mode is 0644")));
   EXPECT_EQ(ReadAccessFile("the certificate", path, Secrecy::kPublic).value(), "content");
+}
+
+TEST(SecretFileTest, PublicFilesAreNotEverybodysToChange) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/file";
+  test::WriteSecret(path, "content");
+  ASSERT_EQ(chmod(path.c_str(), 0646), 0);
+  EXPECT_EQ(ReadAccessFile("the authority", path, Secrecy::kPublic).status().message(),
+            absl::StrCat("the authority '", path,
+                         "' is not safe: its mode is 0646, and everybody may change it; chmod o-w it"));
 }
 
 TEST(SecretFileTest, TheOwnerIsThatOfTheFileThatALinkLeadsTo) {
