@@ -9,8 +9,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <mutex>
@@ -22,16 +20,13 @@
 #include "absl/strings/string_view.h"
 #include "gdpcache/client.h"
 #include "gdpcache/v1/state_cache.pb.h"
+#include "tests/fuzz/require.h"
 #include "tests/support/temporary_directory.h"
 
 namespace gdpcache {
 namespace {
 
-void Require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "%s\n", what);
-  std::abort();
-}
+using fuzz::Require;
 
 struct Script {
   std::vector<std::string> messages;

@@ -6,14 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "gtest/gtest.h"
 #include "kernels/backend.h"
+#include "tests/fuzz/differential.h"
 #include "tests/reference/exact_recurrence.h"
 #include "tests/reference/numbers.h"
 #include "tests/reference/problem_edit.h"
@@ -23,33 +22,9 @@
 namespace gdpcache::testing {
 namespace {
 
+using differential::Bytes;
+using differential::Require;
 using kernels::DataType;
-
-void Require(bool condition, const char* what) {
-  if (condition && !::testing::Test::HasFailure()) return;
-  std::fprintf(stderr, "%s\n", what);
-  std::abort();
-}
-
-/// The input's bytes as choices; zeros when they are used up.
-class Bytes {
- public:
-  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-  std::int64_t Below(std::int64_t count) { return Next() % count; }
-  template <typename T>
-  T Of(const std::vector<T>& values) {
-    return values[static_cast<std::size_t>(Below(static_cast<std::int64_t>(values.size())))];
-  }
-
- private:
-  std::int64_t Next() {
-    if (size_ == 0) return 0;
-    --size_;
-    return *data_++;
-  }
-  const std::uint8_t* data_;
-  std::size_t size_;
-};
 
 ProblemSpec Draw(Bytes& bytes) {
   const std::vector<DataType> dtypes = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};

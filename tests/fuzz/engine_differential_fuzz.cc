@@ -7,15 +7,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "gtest/gtest.h"
+#include "tests/fuzz/differential.h"
 #include "tests/reference/exact_recurrence.h"
 #include "tests/reference/numbers.h"
 #include "tests/reference/problem_edit.h"
@@ -25,34 +23,11 @@
 namespace gdpcache::engine {
 namespace {
 
+using differential::Bytes;
+using differential::Require;
 using kernels::DataType;
 using testing::HostTensor;
 using testing::Problem;
-
-void Require(bool condition, const char* what) {
-  if (condition && !::testing::Test::HasFailure()) return;
-  std::fprintf(stderr, "%s\n", what);
-  std::abort();
-}
-
-/// The input's bytes as choices; zeros when they are used up.
-class Bytes {
- public:
-  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-  std::int64_t Below(std::int64_t count) {
-    if (size_ == 0) return 0;
-    --size_;
-    return *data_++ % count;
-  }
-  template <typename T>
-  T Of(const std::vector<T>& values) {
-    return values[static_cast<std::size_t>(Below(static_cast<std::int64_t>(values.size())))];
-  }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-};
 
 /// Every sequence has a slot of its own, in any order.
 testing::ProblemSpec Draw(Bytes& bytes) {

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -18,17 +16,14 @@
 #include "client/library/raw_call.h"
 #include "gdpcache/v1/state_cache.pb.h"
 #include "spdlog/spdlog.h"
+#include "tests/fuzz/require.h"
 #include "tests/support/eventually.h"
 #include "tests/unit/rpc/served_world.h"
 
 namespace gdpcache::rpc {
 namespace {
 
-void Require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "%s\n", what);
-  std::abort();
-}
+using fuzz::Require;
 
 grpc::ByteBuffer BufferOf(const std::string& bytes) {
   const grpc::Slice slice(bytes);

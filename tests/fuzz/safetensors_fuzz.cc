@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -16,15 +15,12 @@
 #include "absl/strings/str_cat.h"
 #include "client/command/recorded_batch.h"
 #include "proto/safetensors/safetensors.h"
+#include "tests/fuzz/require.h"
 
 namespace gdpcache {
 namespace {
 
-void Require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "%s\n", what);
-  std::abort();
-}
+using fuzz::Require;
 
 /// Reads every byte, for AddressSanitizer to look at.
 void Touch(const void* data, std::int64_t size) {

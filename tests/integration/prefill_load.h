@@ -25,29 +25,34 @@ namespace gdpcache::test {
 /// A prefill that always begins at zero, so that every answer to it has the same bits, whoever sends it and however.
 class SamePrefill {
  public:
-  static constexpr std::int64_t kHeads = 2;
-  static constexpr std::int64_t kDim = 32;
-  static constexpr std::int64_t kTokens = 256;
-
-  SamePrefill() : values_(static_cast<std::size_t>(kTokens * kHeads * kDim)) {
+  /// Of one sequence, K = V = `dim`.
+  explicit SamePrefill(std::int64_t dim = 32, std::int64_t tokens = 256)
+      : dim_(dim), tokens_(tokens), values_(static_cast<std::size_t>(tokens * kHeads * dim)) {
     for (std::size_t i = 0; i < values_.size(); ++i) values_[i] = static_cast<float>(i * 31 % 1'001) / 4'000 - 0.125F;
   }
 
-  /// A session on a cache for it. Must succeed.
-  static absl::StatusOr<Session> OpenSession(const std::string& address, const ClientOptions& options) {
-    const absl::StatusOr<Client> client = Client::Connect(address, options);
-    if (!client.ok()) return client.status();
+  std::int64_t tokens() const { return tokens_; }
+
+  /// A cache for it.
+  CacheSpec Cache() const {
     CacheSpec spec;
     spec.name = "load";
-    spec.geometry = {.layers = 1, .slots = 16, .heads = kHeads, .key_dim = kDim, .value_dim = kDim};
-    if (const auto created = client->CreateCache(spec); !created.ok()) return created.status();
+    spec.geometry = {.layers = 1, .slots = 16, .heads = kHeads, .key_dim = dim_, .value_dim = dim_};
+    return spec;
+  }
+
+  /// A session on its cache, which is made if it is not there.
+  absl::StatusOr<Session> OpenSession(const std::string& address, const ClientOptions& options) const {
+    const absl::StatusOr<Client> client = Client::Connect(address, options);
+    if (!client.ok()) return client.status();
+    if (const auto created = client->CreateCache(Cache()); !created.ok()) return created.status();
     return client->OpenSession("load");
   }
 
   /// The bits of v_new and of the final state.
   absl::StatusOr<std::string> Run(Session& session, const std::vector<std::int64_t>& slots, Transport transport) const {
     PrefillCall call;
-    call.k = {DataType::kFloat32, {kTokens, kHeads, kDim}, values_.data()};
+    call.k = {DataType::kFloat32, {tokens_, kHeads, dim_}, values_.data()};
     call.w = call.k;
     call.u = call.k;
     call.state_indices = slots;
@@ -61,13 +66,13 @@ class SamePrefill {
   }
 
   /// The same as the first frame of a stream, and as those that follow.
-  static v1::PrefillFrame Header(const std::string& session, std::int64_t slot) {
+  v1::PrefillFrame Header(const std::string& session, std::int64_t slot) const {
     v1::PrefillFrame frame;
     v1::PrefillRequest& request = *frame.mutable_request();
     request.set_session(session);
     for (v1::Tensor* tensor : {request.mutable_k(), request.mutable_w(), request.mutable_u()}) {
       tensor->set_dtype(v1::DATA_TYPE_FLOAT32);
-      for (const std::int64_t size : {kTokens, kHeads, kDim}) tensor->add_shape(size);
+      for (const std::int64_t size : {tokens_, kHeads, dim_}) tensor->add_shape(size);
     }
     request.add_state_indices(slot);
     request.set_initial_state_source(v1::INITIAL_STATE_SOURCE_ZERO);
@@ -77,20 +82,24 @@ class SamePrefill {
   }
   /// Tokens [begin, end).
   v1::PrefillFrame Data(v1::TensorId tensor, std::int64_t begin, std::int64_t end) const {
-    constexpr std::int64_t kRow = kHeads * kDim * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t row = kHeads * dim_ * static_cast<std::int64_t>(sizeof(float));
     v1::PrefillFrame frame;
     frame.mutable_data()->set_tensor(tensor);
-    frame.mutable_data()->set_offset(static_cast<std::uint64_t>(begin * kRow));
-    frame.mutable_data()->set_payload(reinterpret_cast<const char*>(values_.data()) + begin * kRow,
-                                      static_cast<std::size_t>((end - begin) * kRow));
+    frame.mutable_data()->set_offset(static_cast<std::uint64_t>(begin * row));
+    frame.mutable_data()->set_payload(reinterpret_cast<const char*>(values_.data()) + begin * row,
+                                      static_cast<std::size_t>((end - begin) * row));
     return frame;
   }
 
  private:
+  static constexpr std::int64_t kHeads = 2;
+
   static std::string Bytes(const OwnedTensor& tensor) {
     return {reinterpret_cast<const char*>(tensor.data()), static_cast<std::size_t>(tensor.byte_size())};
   }
 
+  const std::int64_t dim_;
+  const std::int64_t tokens_;
   std::vector<float> values_;
 };
 
@@ -125,8 +134,8 @@ class PrefillLoad {
  private:
   /// One session with its slot.
   struct Engine {
-    Engine(const std::string& address, const ClientOptions& options)
-        : session(SamePrefill::OpenSession(address, options)) {
+    Engine(const SamePrefill& call, const std::string& address, const ClientOptions& options)
+        : session(call.OpenSession(address, options)) {
       if (session.ok()) slots = session->AcquireSlots(1);
     }
     absl::StatusOr<std::string> Prefill(const SamePrefill& call, Transport transport) {
@@ -140,10 +149,10 @@ class PrefillLoad {
   };
 
   void Work(Transport transport) {
-    Engine lasting(address_, options_);
+    Engine lasting(call_, address_, options_);
     while (!stop_ && !testing::Test::HasFailure()) {
       Check(lasting.Prefill(call_, transport));
-      Check(Engine(address_, options_).Prefill(call_, transport));
+      Check(Engine(call_, address_, options_).Prefill(call_, transport));
     }
   }
 
@@ -162,8 +171,7 @@ class HalfSentPrefill {
  public:
   HalfSentPrefill(const std::string& address, const ClientOptions& options,
                   const std::shared_ptr<grpc::ChannelCredentials>& credentials)
-      : session_(SamePrefill::OpenSession(address, options)),
-        stub_(v1::StateCache::NewStub(Connect(address, credentials))) {
+      : session_(call_.OpenSession(address, options)), stub_(v1::StateCache::NewStub(Connect(address, credentials))) {
     context_.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
     EXPECT_TRUE(session_.ok()) << session_.status();
     if (!session_.ok()) return;
@@ -171,8 +179,8 @@ class HalfSentPrefill {
     EXPECT_TRUE(slots.ok()) << slots.status();
     if (!slots.ok()) return;
     stream_ = stub_->PrefillStream(&context_);
-    EXPECT_TRUE(stream_->Write(SamePrefill::Header(session_->id(), slots->front())));
-    Send(0, SamePrefill::kTokens / 2);
+    EXPECT_TRUE(stream_->Write(call_.Header(session_->id(), slots->front())));
+    Send(0, call_.tokens() / 2);
   }
 
   /// Whether the server has it under way.
@@ -187,7 +195,7 @@ class HalfSentPrefill {
   /// As SamePrefill::Run.
   absl::StatusOr<std::string> Finish() {
     if (stream_ == nullptr) return absl::FailedPreconditionError("it was not begun");
-    Send(SamePrefill::kTokens / 2, SamePrefill::kTokens);
+    Send(call_.tokens() / 2, call_.tokens());
     stream_->WritesDone();
     std::string v_new;
     std::string final_state;

@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/integration/prefill_load.h"
 #include "tests/integration/snapshot_support.h"
 #include "tests/support/eventually.h"
 #include "tests/support/server_process.h"
@@ -29,9 +30,8 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr std::int64_t kHeads = 2;
-constexpr std::int64_t kDim = 64;
-constexpr std::int64_t kTokens = 600;  // some milliseconds of work, and more than a message's worth as a stream
+// Some milliseconds of work, and more than a message's worth as a stream.
+SamePrefill LargePrefill() { return SamePrefill(64, 600); }
 
 class TakeoverTest : public ::testing::Test {
  protected:
@@ -77,24 +77,13 @@ class Load {
       return;
     }
     const std::vector<std::int64_t> slots = session->AcquireSlots(1).value();
-    std::vector<float> values(static_cast<std::size_t>(kTokens * kHeads * kDim));
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 31 % 1'001) / 4'000 - 0.125F;
-    PrefillCall call;
-    call.k = {DataType::kFloat32, {kTokens, kHeads, kDim}, values.data()};
-    call.w = call.k;
-    call.u = call.k;
-    call.state_indices = slots;
-    call.initial_state_source = InitialState::kZero;
-    call.save_new_value = true;
-    call.output_final_state = true;
-    call.transport = transport_;
+    const SamePrefill call = LargePrefill();
     while (true) {
-      const absl::StatusOr<PrefillResult> result = session->Prefill(call);
-      end_ = result.status();
+      const absl::StatusOr<std::string> results = call.Run(*session, slots, transport_);
+      end_ = results.status();
       if (!end_.ok()) return;
-      const std::string results = Bytes(result->v_new) + Bytes(result->final_state);
-      if (results_.empty()) results_ = results;
-      EXPECT_TRUE(results == results_) << "answer " << answers_ << " of client " << number_ << " differs";
+      if (results_.empty()) results_ = *results;
+      EXPECT_TRUE(*results == results_) << "answer " << answers_ << " of client " << number_ << " differs";
       ++answers_;
       if (answers_ % 4 != 0) continue;
       const std::string key = Key(1'000 * number_ + answers_);
@@ -104,10 +93,6 @@ class Load {
       EXPECT_EQ(saved->front().result, SnapshotResult::kStored) << saved->front().message;
       kept_.push_back(key);
     }
-  }
-
-  static std::string Bytes(const OwnedTensor& tensor) {
-    return {reinterpret_cast<const char*>(tensor.data()), static_cast<std::size_t>(tensor.byte_size())};
   }
 
   const int number_;
@@ -120,19 +105,12 @@ class Load {
   std::thread thread_;
 };
 
-CacheSpec LoadSpec() {
-  CacheSpec spec;
-  spec.name = "load";
-  spec.geometry = {.layers = 1, .slots = 8, .heads = kHeads, .key_dim = kDim, .value_dim = kDim};
-  return spec;
-}
-
 TEST_F(TakeoverTest, AStopUnderLoadAnswersNothingWronglyAndTheNextServerGoesOn) {
   auto server = std::make_unique<ServerProcess>(
       std::vector<std::string>{DirectoryFlag(), "--snapshot-write=back", "--drain-timeout=20s"});
   const std::string address = server->unix_address();
   const Client observer = Client::Connect(address).value();
-  ASSERT_TRUE(observer.CreateCache(LoadSpec()).ok());
+  ASSERT_TRUE(observer.CreateCache(LargePrefill().Cache()).ok());
   std::vector<std::unique_ptr<Load>> loads;
   for (int number = 1; number <= 6; ++number) {
     loads.push_back(std::make_unique<Load>(number % 2 == 0 ? address : server->tcp_address(), number,
@@ -165,14 +143,14 @@ TEST_F(TakeoverTest, AStopUnderLoadAnswersNothingWronglyAndTheNextServerGoesOn) 
 
   const ServerProcess next({DirectoryFlag()});
   const Client client = Client::Connect(next.tcp_address()).value();
-  ASSERT_TRUE(client.CreateCache(LoadSpec()).ok());
+  ASSERT_TRUE(client.CreateCache(LargePrefill().Cache()).ok());
   Session session = client.OpenSession("load").value();
   const std::vector<std::int64_t> slots = session.AcquireSlots(1).value();
   const std::string& results = loads[0]->results();
   for (const std::string& key : kept) {
     const absl::StatusOr<std::optional<PrefixMatch>> match = client.LookupPrefix("load", {key, Key(999'999)});
     ASSERT_TRUE(match.ok() && match->has_value()) << key;
-    EXPECT_EQ((*match)->snapshot.position, kTokens);
+    EXPECT_EQ((*match)->snapshot.position, LargePrefill().tokens());
     ASSERT_TRUE(session.RestoreSnapshots({{key, slots}}).ok()) << key;
     const SlotContents contents = session.ReadSlots(slots).value();
     const absl::string_view state(reinterpret_cast<const char*>(contents.state.data()),
@@ -184,7 +162,7 @@ TEST_F(TakeoverTest, AStopUnderLoadAnswersNothingWronglyAndTheNextServerGoesOn) 
 TEST_F(TakeoverTest, TheDirectoryIsTheFirstServersUntilItHasEnded) {
   auto first = std::make_unique<ServerProcess>(std::vector<std::string>{DirectoryFlag(), "--drain-timeout=60s"});
   const Client client = Client::Connect(first->tcp_address()).value();
-  ASSERT_TRUE(client.CreateCache(LoadSpec()).ok());
+  ASSERT_TRUE(client.CreateCache(LargePrefill().Cache()).ok());
   // A watcher is no work that a stop waits for; a call that waits for its client is.
   Session session = client.OpenSession("load").value();
   ASSERT_TRUE(session.AcquireSlots(1).ok());
