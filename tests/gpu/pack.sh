@@ -41,7 +41,7 @@ cp "$source/tests/gpu/run.sh" "$output/"
 
 # Python's part lies as in the repository.
 rm -rf "${output:?}/bin" "$output/client" "$output/tests" "$output/wheels"
-mkdir -p "$output/bin" "$output/client/python" "$output/tests/bench" "$output/tests/python"
+mkdir -p "$output/bin" "$output/client/python" "$output/tests/bench" "$output/tests/python" "$output/tests/soak"
 for program in gdpcached gdpcache_cuda_bench; do
   cp "$source/tests/gpu/with_libraries.sh" "$output/bin/$program"
 done
@@ -55,6 +55,7 @@ for test in package fla_bench cuda_resources; do # of sources that stay behind
   rm "$output/tests/python/test_$test.py"
 done
 cp "$source"/tests/bench/*.py "$output/tests/bench/"
+cp "$source"/tests/soak/*.py "$output/tests/soak/"
 for wheel in "$@"; do
   python3 -m zipfile -e "$wheel" "$output/wheels"
 done

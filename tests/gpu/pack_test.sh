@@ -19,6 +19,18 @@ packed_run drop_in cpu "$folder/drop_in.json" >"$folder/drop_in.txt"
 grep -q 'ratio' "$folder/drop_in.txt"
 grep -q '"shape": "1x1"' "$folder/drop_in.json"
 
+# The soak, under a wrapper that speaks before the server does, passes no signal on, and ends with an error if the
+# server does.
+cat >"$folder/wrapper" <<'END'
+#!/bin/sh
+echo "========= WRAPPED"
+"$@"
+END
+chmod +x "$folder/wrapper"
+packed_run soak 4 --backend cpu --clients 2 --pace 0 --kill-every 2 --interval 1 --wrapper "$folder/wrapper" \
+  >"$folder/soak.txt"
+grep -q '"backend": "cpu"' "$folder/soak.txt"
+
 # What is missing on the host is told.
 mkdir "$folder/modules"
 echo "raise ImportError('not here')" >"$folder/modules/pytest.py"

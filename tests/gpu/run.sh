@@ -21,6 +21,14 @@
 #   run.sh drop_in [cuda|cpu] [JSON]  Megatron-LM's function on the server, beside the Triton kernel of fla-core where
 #                                   that is installed
 #   run.sh fla [ARGUMENTS]          the kernels alone beside that Triton kernel, in one run; needs fla-core
+#
+# With the same Python, which needs no torch for it:
+#
+#   run.sh soak [SECONDS] [ARGUMENTS]  mixed traffic on a server on the GPU of clients that are killed, every result
+#                                   compared bit for bit; two hours by default. A little of it with every access to the
+#                                   device's memory checked:
+#                                   run.sh soak 120 --clients 2 --pace 0.2 --wrapper 'compute-sanitizer
+#                                   --target-processes all --error-exitcode 1'
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 host_libraries=${LD_LIBRARY_PATH-}
@@ -43,7 +51,8 @@ with_python() { # "MODULE..." ARGUMENT...
     echo "run.sh: the build that was packed had no Python package" >&2
     exit 1
   }
-  export LD_LIBRARY_PATH="$host_libraries" PYTHONPATH="$here/client/python/package:$here/wheels" PYTHONDONTWRITEBYTECODE=1
+  export LD_LIBRARY_PATH="$host_libraries" PYTHONDONTWRITEBYTECODE=1
+  export PYTHONPATH="$here/client/python/package:$here/wheels:$here/tests/python"
   export GDPCACHED="$here/bin/gdpcached"
   python=${PYTHON:-python3}
   for module in $1; do
@@ -127,6 +136,12 @@ case "${1:-}" in
   fla)
     shift
     with_python "torch fla" "$here/tests/bench/fla_bench.py" --program "$here/bin/gdpcache_cuda_bench" "$@"
+    ;;
+  soak)
+    seconds=${2:-7200}
+    shift $(($# < 2 ? $# : 2))
+    with_python "numpy google.protobuf grpc pytest" \
+      "$here/tests/soak/soak.py" --backend cuda --seconds "$seconds" "$@"
     ;;
   *)
     sed '1d; /^set -eu/,$d' "$0" >&2

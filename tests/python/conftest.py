@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
+import re
+import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,39 +15,46 @@ import pytest
 
 import gdpcache
 
+START_SECONDS = 120.0  # at most; under a tool that watches it the server takes its time
+
 
 @dataclass(frozen=True)
 class Server:
     tcp: str
     unix: str
-    process: subprocess.Popen[str]
+    metrics: str  # empty: none
+    process: subprocess.Popen[bytes]  # the wrapper's, where there is one
 
 
-def start_server(folder: Path, *flags: str) -> Server:
-    """A server on a free port and a socket in `folder`."""
-    with open(folder / "log", "w") as log:
+def start_server(folder: Path, *flags: str, wrapper: Sequence[str] = ()) -> Server:
+    """A server on a free port and a socket in `folder`, in a session of its own; all that it says goes to `log` there.
+    A `wrapper` is a command that runs it."""
+    program = [os.environ["GDPCACHED"], "--listen=127.0.0.1:0", f"--unix={folder}/socket", "--backend=cpu", *flags]
+    log = folder / "log"
+    with open(log, "w") as written:
         process = subprocess.Popen(
-            [os.environ["GDPCACHED"], "--listen=127.0.0.1:0", f"--unix={folder}/socket", "--backend=cpu", *flags],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
+            [*wrapper, *program], stdout=written, stderr=subprocess.STDOUT, start_new_session=True
         )
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], 60)
-    line = process.stdout.readline() if ready else ""
-    if not line.startswith("ready "):
-        process.kill()
-        process.wait()
-        raise RuntimeError(f"the server did not start: {line!r} {(folder / 'log').read_text()}")
-    fields = dict(word.split("=", 1) for word in line.split()[1:])
-    return Server(fields["address"], f"unix:{fields['unix']}", process)
+    end = time.monotonic() + START_SECONDS
+    while (ready := re.search(r"^ready (.*)\n", log.read_text(), re.MULTILINE)) is None:
+        if process.poll() is not None or time.monotonic() > end:
+            kill_server(process)
+            raise RuntimeError(f"the server did not start: {log.read_text()}")
+        time.sleep(0.01)
+    fields = dict(word.split("=", 1) for word in ready[1].split())
+    return Server(fields["address"], f"unix:{fields['unix']}", fields.get("metrics", ""), process)
 
 
 def stop_server(server: Server) -> None:
     server.process.terminate()
-    assert server.process.stdout is not None
-    server.process.stdout.close()
     assert server.process.wait(60) == 0
+
+
+def kill_server(process: subprocess.Popen[bytes]) -> None:
+    """With its wrapper, unless it has ended."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @pytest.fixture(scope="session")

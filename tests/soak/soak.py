@@ -4,8 +4,9 @@ Clients (traffic.py) share a small server: they prefill ragged batches in pieces
 in three tiers that are always full, fork, take one-token steps, give up calls, forget sessions, and are killed.
 Meanwhile the server's memory, file descriptors, threads and the latency of a probe are recorded.
 
-The server must lose nothing: at the end all slots and sessions are back. After a quarter of the time memory, file
-descriptors and threads must have stopped growing; in less than ten minutes they are recorded, not judged.
+The server must lose nothing: at the end all slots and sessions are back. After a quarter of the time memory, on a GPU
+that of the device, too, file descriptors and threads must have stopped growing; in less than ten minutes they are
+recorded, not judged.
 """
 
 from __future__ import annotations
@@ -19,17 +20,22 @@ import json
 import os
 import pickle
 import random
+import shlex
+import signal
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from conftest import start_server
+from conftest import Server, kill_server, start_server
 from documents import COUNT, GEOMETRY, LAYERS, Document, Results, measure
 from traffic import CACHE, SESSION_TTL
 
@@ -46,6 +52,7 @@ class Sample:
     seconds: float
     memory_mb: float  # anonymous, the server's
     shared_mb: float
+    device_mb: float  # on the CPU the host's, whoever uses it
     descriptors: int
     threads: int
     probe_median_ms: float
@@ -136,13 +143,31 @@ def status(pid: int) -> dict[str, int]:
     return {name: int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem", "Threads")}
 
 
-def take_sample(pid: int, seconds: float, probe: Probe, fleet: Fleet) -> Sample:
+def pid_of(server: Server) -> int:
+    """Of the server itself, whatever wraps it: of who listens."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(server.unix.removeprefix("unix:"))
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, _, _ = struct.unpack("3i", credentials)
+    return int(pid)
+
+
+def device_memory(server: Server) -> float:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
+        for line in page.read().decode().splitlines():
+            if line.startswith("gdpcache_device_memory_used_bytes "):
+                return float(line.split()[1])
+    raise RuntimeError("the metrics do not tell the device's memory")
+
+
+def take_sample(server: Server, pid: int, seconds: float, probe: Probe, fleet: Fleet) -> Sample:
     fields = status(pid)
     median, p99 = probe.take()
     return Sample(
         seconds=round(seconds, 1),
         memory_mb=fields["RssAnon"] / 1e3,
         shared_mb=fields["RssShmem"] / 1e3,
+        device_mb=device_memory(server) / 1e6,
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
         threads=fields["Threads"],
         probe_median_ms=round(median, 3),
@@ -152,7 +177,7 @@ def take_sample(pid: int, seconds: float, probe: Probe, fleet: Fleet) -> Sample:
     )
 
 
-def run(arguments: argparse.Namespace, pid: int, probe: Probe, fleet: Fleet) -> list[Sample]:
+def run(arguments: argparse.Namespace, server: Server, pid: int, probe: Probe, fleet: Fleet) -> list[Sample]:
     chance = random.Random(arguments.seed)
     samples: list[Sample] = []
     begin = time.monotonic()
@@ -166,7 +191,7 @@ def run(arguments: argparse.Namespace, pid: int, probe: Probe, fleet: Fleet) -> 
             fleet.start_one()
             next_kill = now + chance.expovariate(1 / arguments.kill_every)
         if now > (len(samples) + 1) * arguments.interval:
-            samples.append(take_sample(pid, now, probe, fleet))
+            samples.append(take_sample(server, pid, now, probe, fleet))
             print(samples[-1], flush=True)
         time.sleep(0.1)
     return samples
@@ -179,9 +204,12 @@ def growth(samples: list[Sample], name: str) -> tuple[float, float]:
     return statistics.median(values[quarter : 2 * quarter]), statistics.median(values[-quarter:])
 
 
-def judge(samples: list[Sample]) -> Iterator[str]:
+def judge(samples: list[Sample], backend: str) -> Iterator[str]:
     """What has grown."""
-    for name, slack in (("memory_mb", 4.0), ("shared_mb", 4.0), ("descriptors", 4.0), ("threads", 2.0)):
+    slacks = {"memory_mb": 4.0, "shared_mb": 4.0, "descriptors": 4.0, "threads": 2.0}
+    if backend == "cuda":
+        slacks["device_mb"] = 4.0
+    for name, slack in slacks.items():
         before, after = growth(samples, name)
         if after > 1.05 * before + slack:
             yield f"{name} grew from {before:g} to {after:g}"
@@ -198,6 +226,8 @@ def wait_until_free(client: gdpcache.Client) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=7200)
+    parser.add_argument("--backend", default="cpu", help="the server's")
+    parser.add_argument("--wrapper", type=shlex.split, default=[], help="a command that runs the server, and ends as it ends")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--pace", type=float, default=0.05, help="mean pause of a client between two things, seconds")
     parser.add_argument("--kill-every", type=float, default=5, help="mean seconds between two kills")
@@ -210,13 +240,17 @@ def main() -> int:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="gdpcache-soak-")))
         server = start_server(
             folder,
+            f"--backend={arguments.backend}",
             "--threads=1",
+            "--metrics=127.0.0.1:0",
             "--snapshot-device-memory=4MiB",
             "--snapshot-host-memory=4MiB",
             f"--snapshot-directory={folder}/snapshots",
             "--snapshot-disk-size=16MiB",
+            wrapper=arguments.wrapper,
         )
-        cleanup.callback(server.process.kill)
+        cleanup.callback(kill_server, server.process)
+        pid = pid_of(server)
         client = cleanup.enter_context(gdpcache.Client(server.unix))
         client.create_cache(CACHE, GEOMETRY, fingerprint="soak")
         documents = [Document.create(number) for number in range(COUNT)]
@@ -230,7 +264,7 @@ def main() -> int:
         for _ in range(arguments.clients):
             fleet.start_one()
         try:
-            samples = run(arguments, server.process.pid, probe, fleet)
+            samples = run(arguments, server, pid, probe, fleet)
             while len(fleet) > 0:
                 fleet.kill_one(0)
             probe.close()
@@ -239,12 +273,13 @@ def main() -> int:
             print((folder / "clients").read_text(), (folder / "log").read_text()[-4000:], file=sys.stderr)
             raise
         # It stops in order, having written what it keeps.
-        server.process.terminate()
+        os.kill(pid, signal.SIGTERM)
         if server.process.wait(PATIENCE) != 0:
             raise RuntimeError(f"the server ended with {server.process.returncode}: {(folder / 'log').read_text()}")
 
     report = {
         "seconds": round(time.monotonic() - begin),
+        "backend": arguments.backend,
         "documents": COUNT,
         "layers": LAYERS,
         "kills": fleet.kills,
@@ -254,10 +289,10 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1))
     print(json.dumps({name: value for name, value in report.items() if name != "samples"}, indent=1))
-    for name in ("memory_mb", "shared_mb", "descriptors", "threads", "probe_median_ms", "probe_p99_ms"):
+    for name in ("memory_mb", "shared_mb", "device_mb", "descriptors", "threads", "probe_median_ms", "probe_p99_ms"):
         if len(samples) >= 4:
             print("{}: {:.4g} in the second quarter, {:.4g} in the last".format(name, *growth(samples, name)))
-    grown = list(judge(samples)) if arguments.seconds >= JUDGED_SECONDS else []
+    grown = list(judge(samples, arguments.backend)) if arguments.seconds >= JUDGED_SECONDS else []
     for line in grown:
         print(line, file=sys.stderr)
     return 1 if grown else 0
