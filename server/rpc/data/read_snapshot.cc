@@ -10,10 +10,10 @@
 #include "server/cache/errors.h"
 #include "server/cache/snapshots/snapshot_file.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/data/detached_stream.h"
 #include "server/rpc/data_plane.h"
 #include "server/rpc/frame_codec.h"
 #include "server/rpc/frame_queue.h"
-#include "server/rpc/link.h"
 #include "server/rpc/payload_codec.h"
 
 namespace gdpcache::rpc {
@@ -41,30 +41,22 @@ struct SnapshotFile {
 
 /// Sends a snapshot's file: fetched by a call of the engine, then frame by frame. While the engine's call runs,
 /// whatever ends the RPC goes through that call, which then finishes it; afterwards it is finished from where it is.
-class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+class ReadSnapshotReactor final : public DetachedStream<grpc::ServerWriteReactor<grpc::ByteBuffer>> {
  public:
   ReadSnapshotReactor(const DataPlane& plane, grpc::CallbackServerContext& context)
-      : plane_(plane),
-        context_(context),
-        link_(std::make_shared<Link<ReadSnapshotReactor>>(this)),
-        rpc_(plane.log, "ReadSnapshot", context) {}
+      : DetachedStream(plane, "ReadSnapshot", context) {}
 
   /// Ends with Finish, maybe on another thread and before it returns.
   void Begin(const grpc::ByteBuffer& bytes) {
     v1::ReadSnapshotRequest request;
     if (absl::Status status = ParseMessage(bytes, request); !status.ok()) return Fail(status);
-    SetCache(request.cache());
-    absl::StatusOr<cache::SnapshotSpace> space = FindSpace(plane_, context_, request.cache());
+    absl::StatusOr<cache::SnapshotSpace> space = FindSpaceOf(request.cache());
     if (!space.ok()) return Fail(space.status());
     if (absl::Status status = cache::CheckSnapshotKey("key", request.key()); !status.ok()) return Fail(status);
     if (request.offset() < 0) {
       return Fail(cache::InvalidField("offset", absl::StrCat("is ", request.offset(), "; it must not be negative")));
     }
-    absl::StatusOr<DetachedCalls::Call> tracked =
-        plane_.detached.Begin(DetachedCalls::Kind::kTransfer, [link = link_](const absl::Status& reason) {
-          link->Use([&reason](ReadSnapshotReactor& reactor) { reactor.Stop(reason); });
-        });
-    if (!tracked.ok()) return Fail(tracked.status());
+    if (absl::Status status = Track(DetachedCalls::Kind::kTransfer); !status.ok()) return Fail(status);
     cache::SnapshotRecord record{.space = *space, .key = request.key()};
     absl::StatusOr<std::shared_ptr<engine::Call>> call = plane_.engine.ReadSnapshot(
         *std::move(space), request.key(),
@@ -75,7 +67,6 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
     const std::shared_ptr<engine::Call> started = *call;
     {
       const std::lock_guard lock(mutex_);
-      tracked_ = *std::move(tracked);
       offset_ = request.offset();
       if (finished_) return;  // stopped by a drain meanwhile
       call_ = started;
@@ -92,19 +83,6 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
       tracked_.Progress();
       WriteNextLocked();
     }
-  }
-
-  void OnCancel() override { Stop(ClientGone()); }
-
-  void OnDone() override {
-    { const std::lock_guard lock(mutex_); }  // behind whoever has finished
-    link_->Cut();
-    delete this;
-  }
-
-  void SetCache(const std::string& cache) {
-    const std::lock_guard lock(mutex_);
-    rpc_.SetCache(cache);
   }
 
   void Fetched(cache::SnapshotRecord record, absl::StatusOr<engine::SnapshotContents> contents) {
@@ -134,8 +112,7 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
   void WriteNextLocked() {
     if (finished_) return;
     if (begun_ && offset_ == file_->size) {
-      finished_ = true;
-      return Finish(rpc_.End(absl::OkStatus()));
+      return FinishLocked(rpc_.End(absl::OkStatus()));
     }
     v1::ReadSnapshotResponse fields;
     if (!begun_) {
@@ -151,8 +128,7 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
     StartWrite(&frame_);
   }
 
-  /// Ends the RPC soon, whatever it is at.
-  void Stop(const absl::Status& reason) {
+  void Stop(const absl::Status& reason) override {
     std::shared_ptr<engine::Call> call;
     {
       const std::lock_guard lock(mutex_);
@@ -166,25 +142,12 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
     if (call != nullptr) call->Cancel(reason);
   }
 
-  void Fail(const absl::Status& status) {
-    const std::lock_guard lock(mutex_);
-    FailLocked(status);
-  }
-
-  void FailLocked(const absl::Status& status) {
-    if (finished_) return;
-    finished_ = true;
+  void FailLocked(const absl::Status& status) override {
     file_ = nullptr;
-    Finish(rpc_.End(status));
+    DetachedStream::FailLocked(status);
   }
 
-  const DataPlane& plane_;
-  grpc::CallbackServerContext& context_;
-  const std::shared_ptr<Link<ReadSnapshotReactor>> link_;
-
-  std::mutex mutex_;  // guards what follows
-  LoggedRpc rpc_;
-  DetachedCalls::Call tracked_;
+  // The mutex guards what follows.
   std::shared_ptr<engine::Call> call_;  // while it runs
   absl::Status stopped_;
   std::shared_ptr<SnapshotFile> file_;  // once it is there
@@ -192,7 +155,6 @@ class ReadSnapshotReactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
   grpc::ByteBuffer frame_;
   bool begun_ = false;
   bool in_flight_ = false;
-  bool finished_ = false;
 };
 
 }  // namespace

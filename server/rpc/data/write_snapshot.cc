@@ -1,15 +1,14 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <utility>
 
 #include "gdpcache/v1/snapshot.pb.h"
 #include "server/cache/errors.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/data/detached_stream.h"
 #include "server/rpc/data_plane.h"
 #include "server/rpc/frame_codec.h"
-#include "server/rpc/link.h"
 #include "server/rpc/payload_codec.h"
 #include "server/rpc/snapshot_codec.h"
 
@@ -19,14 +18,10 @@ namespace {
 constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 
 /// Takes in a snapshot's file and stores it. One thread reads; the engine's call, which stores, begins when it is done.
-class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+class WriteSnapshotReactor final : public DetachedStream<grpc::ServerReadReactor<grpc::ByteBuffer>> {
  public:
   WriteSnapshotReactor(const DataPlane& plane, grpc::CallbackServerContext& context, grpc::ByteBuffer& response)
-      : plane_(plane),
-        context_(context),
-        response_(response),
-        link_(std::make_shared<Link<WriteSnapshotReactor>>(this)),
-        rpc_(plane.log, "WriteSnapshot", context) {
+      : DetachedStream(plane, "WriteSnapshot", context), response_(response) {
     response_ = EncodeMessage(v1::WriteSnapshotResponse());
     const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
     StartRead(&frame_);
@@ -52,19 +47,6 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
     if (!finished_) StartRead(&frame_);
   }
 
-  void OnCancel() override { Stop(ClientGone()); }
-
-  void OnDone() override {
-    { const std::lock_guard lock(mutex_); }  // behind whoever has finished
-    link_->Cut();
-    delete this;
-  }
-
-  void SetCache(const std::string& cache) {
-    const std::lock_guard lock(mutex_);
-    rpc_.SetCache(cache);
-  }
-
   absl::Status TakeHeader() {
     v1::WriteSnapshotHeader header;
     const absl::StatusOr<PayloadFrame> parsed = ParsePayloadFrame(frame_, header);
@@ -72,20 +54,14 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
     if (parsed->kind != PayloadFrame::Kind::kHeader) {
       return absl::InvalidArgumentError("the first frame holds no header");
     }
-    SetCache(header.cache());
-    absl::StatusOr<cache::SnapshotSpace> space = FindSpace(plane_, context_, header.cache());
+    absl::StatusOr<cache::SnapshotSpace> space = FindSpaceOf(header.cache());
     if (!space.ok()) return space.status();
     space_ = *std::move(space);
-    absl::StatusOr<DetachedCalls::Call> tracked =
-        plane_.detached.Begin(DetachedCalls::Kind::kTransfer, [link = link_](const absl::Status& reason) {
-          link->Use([&reason](WriteSnapshotReactor& reactor) { reactor.Stop(reason); });
-        });
-    if (!tracked.ok()) return tracked.status();
+    if (absl::Status status = Track(DetachedCalls::Kind::kTransfer); !status.ok()) return status;
     absl::StatusOr<SnapshotUploads::Transfer> transfer = plane_.uploads.Begin(space_, header);
     if (!transfer.ok()) return transfer.status();
     transfer_ = *std::move(transfer);
     const std::lock_guard lock(mutex_);
-    tracked_ = *std::move(tracked);
     has_header_ = true;
     return absl::OkStatus();
   }
@@ -127,12 +103,10 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
     v1::WriteSnapshotResponse response;
     *response.mutable_outcome() = EncodeOutcome(*outcome);
     response_ = EncodeMessage(response);
-    finished_ = true;
-    Finish(rpc_.End(absl::OkStatus()));
+    FinishLocked(rpc_.End(absl::OkStatus()));
   }
 
-  /// Ends the RPC soon, whatever it is at.
-  void Stop(const absl::Status& reason) {
+  void Stop(const absl::Status& reason) override {
     std::shared_ptr<engine::Call> call;
     {
       const std::lock_guard lock(mutex_);
@@ -142,28 +116,16 @@ class WriteSnapshotReactor final : public grpc::ServerReadReactor<grpc::ByteBuff
     call->Cancel(reason);
   }
 
-  void FailLocked(const absl::Status& status) {
-    if (finished_) return;
-    finished_ = true;
-    Finish(rpc_.End(status));
-  }
-
-  const DataPlane& plane_;
-  grpc::CallbackServerContext& context_;
   grpc::ByteBuffer& response_;
-  const std::shared_ptr<Link<WriteSnapshotReactor>> link_;
 
   // Of the reading thread.
   grpc::ByteBuffer frame_;
   cache::SnapshotSpace space_;
   SnapshotUploads::Transfer transfer_;
 
-  std::mutex mutex_;  // guards what follows
-  LoggedRpc rpc_;
-  DetachedCalls::Call tracked_;
+  // The mutex guards what follows.
   bool has_header_ = false;
   std::shared_ptr<engine::Call> call_;  // while it runs
-  bool finished_ = false;
 };
 
 }  // namespace
