@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +13,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/command/bench/statistics.h"
 
 /// What benchmarks of single operations of the CUDA backend share. Whatever fails ends the program.
 namespace gdpcache::bench {
@@ -40,7 +40,7 @@ T Take(absl::StatusOr<T> value) {
 /// are queued one behind the other, so that the host's part of a call hides behind the device's part of the one
 /// before; a few more warm up.
 inline double MedianMicroseconds(cudaStream_t queue, int repeats, absl::FunctionRef<void(int)> work) {
-  constexpr int kWarmUp = 10;
+  constexpr int kWarmUp = 12;  // a stream has all its scratch memory then
   std::vector<std::pair<cudaEvent_t, cudaEvent_t>> events(static_cast<std::size_t>(repeats));
   for (auto& [start, stop] : events) {
     Check(cudaEventCreate(&start));
@@ -62,9 +62,7 @@ inline double MedianMicroseconds(cudaStream_t queue, int repeats, absl::Function
     Check(cudaEventDestroy(start));
     Check(cudaEventDestroy(stop));
   }
-  const auto middle = times.begin() + repeats / 2;
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  return Median(times);
 }
 
 }  // namespace gdpcache::bench

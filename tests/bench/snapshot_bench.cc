@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/command/bench/statistics.h"
 #include "kernels/backend.h"
 #include "server/cache/clock.h"
 #include "server/cache/snapshots/memory_tier.h"
@@ -119,12 +120,8 @@ void Lookups(SnapshotStore& store, const SnapshotSpace& space, const char* name,
     processor.push_back(ProcessorMicroseconds() - start);
     Require(index == expected, "a lookup found the wrong key");
   }
-  const auto at = [](std::vector<double>& times, double share) {
-    std::sort(times.begin(), times.end());
-    return times[static_cast<std::size_t>(share * static_cast<double>(times.size()))];
-  };
-  std::printf("%-58s p50 %6.1f us  p99 %7.1f us; processor time p50 %6.1f us  p99 %6.1f us\n", name, at(wall, 0.5),
-              at(wall, 0.99), at(processor, 0.5), at(processor, 0.99));
+  std::printf("%-58s p50 %6.1f us  p99 %7.1f us; processor time p50 %6.1f us  p99 %6.1f us\n", name, Median(wall),
+              Quantile(wall, 0.99), Median(processor), Quantile(processor, 0.99));
 }
 
 void BenchLookups(kernels::Backend& backend, std::int64_t snapshots, int rounds) {

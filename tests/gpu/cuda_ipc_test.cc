@@ -19,6 +19,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/command/bench/statistics.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/control_client.h"
@@ -330,11 +331,6 @@ TEST_F(CudaIpcTest, ClientsInTwoProcessesWorkAtOnceAndOnesDeathIsNoMatterOfTheOt
   Prefill(tensors.Request(slots_[0], false));
 }
 
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
 TEST_F(CudaIpcTest, TellsWhatACallCosts) {
   for (const std::int64_t tokens : {1, 4096, 32768}) {
     const std::string session = control_.OpenSession("model");
@@ -377,7 +373,7 @@ TEST_F(CudaIpcTest, TellsWhatACallCosts) {
     }
     for (const auto& [name, values] : us) {
       std::printf("%6lld tokens | %-28s | median %8.1f us\n", static_cast<long long>(tokens), name.c_str(),
-                  Median(values));
+                  bench::Median(values));
     }
   }
 }

@@ -120,18 +120,7 @@ TEST_F(DrainTest, TheSnapshotDirectoryIsTheDrainingServersUntilItHasEnded) {
   EXPECT_THAT(after.errors, ::testing::HasSubstr("(process "));
 }
 
-TEST_F(DrainTest, ASecondSignalStopsAtOnce) {
-  ServerProcess server({"--drain-timeout=60s"});
-  const std::unique_ptr<HalfSentWrite> write = StartWrite(server);
-  const std::shared_ptr<grpc::Channel> health = test::Connect(server.unix_address());
-  server.process().Signal(SIGTERM);
-  EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(health, kReady) == kNotServing; }));
-  server.process().Signal(SIGTERM);
-  EXPECT_EQ(server.process().Wait(), -SIGTERM);
-  EXPECT_FALSE(write->End().ok());
-}
-
-TEST_F(DrainTest, ASecondSignalLeavesNothingBehind) {
+TEST_F(DrainTest, ASecondSignalStopsAtOnceAndLeavesNothingBehind) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/socket";
   for (const int signal_number : {SIGTERM, SIGINT}) {

@@ -46,7 +46,7 @@ F bf16        84.0 us  floor    23.7  ratio  3.54  per step  0.656 us  Triton   
 
 
 def test_the_shapes_are_those_of_the_kernel_s_benchmark() -> None:
-    source = (BENCHMARKS / "cuda_recurrence_bench.cc").read_text()
+    source = (BENCHMARKS / "cuda_bench.cc").read_text()
     for name, shape in fla_bench.SHAPES.items():
         first, count = shape.sequences[0], len(shape.sequences)
         equal = len(set(shape.sequences)) == 1

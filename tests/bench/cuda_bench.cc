@@ -15,15 +15,16 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "client/command/bench/statistics.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_stream.h"
+#include "tests/bench/cuda_timing.h"
 #include "tests/reference/numbers.h"
 
-namespace gdpcache {
+namespace gdpcache::bench {
 namespace {
 
 using kernels::Backend;
@@ -38,33 +39,7 @@ using kernels::Stream;
 
 constexpr double kBytesPerMicrosecond = 4.3e6;  // of the H200, reads plus writes
 constexpr std::size_t kPoolElements = std::size_t{1} << 23;
-constexpr int kWarmUp = 12;                                        // calls, so that a stream has all its scratch memory
 constexpr std::size_t kMinRotationBytes = std::size_t{400} << 20;  // several times the L2 cache
-
-#define CHECK_OK(expression)                                                           \
-  do {                                                                                 \
-    const auto& check_status = (expression);                                           \
-    if (!check_status.ok()) {                                                          \
-      std::fprintf(stderr, "%s: %s\n", #expression, StatusText(check_status).c_str()); \
-      std::exit(1);                                                                    \
-    }                                                                                  \
-  } while (false)
-
-#define CHECK_CUDA(expression)                                                        \
-  do {                                                                                \
-    if (const cudaError_t check_error = (expression); check_error != cudaSuccess) {   \
-      std::fprintf(stderr, "%s: %s\n", #expression, cudaGetErrorString(check_error)); \
-      std::exit(1);                                                                   \
-    }                                                                                 \
-  } while (false)
-
-std::string StatusText(const absl::Status& status) { return status.ToString(); }
-
-template <typename T>
-T Take(absl::StatusOr<T> value) {
-  CHECK_OK(value.status());
-  return *std::move(value);
-}
 
 /// What has to be reached, and for what.
 enum class Kind { kMemory, kShort, kLatency, kWide };
@@ -151,7 +126,7 @@ class Bench {
     Pool pool{std::vector<std::byte>(kPoolElements * ByteSize(dtype)), {}, dtype};
     for (std::size_t i = 0; i < kPoolElements; ++i) testing::Encode(dtype, draw(), &pool.host[i * ByteSize(dtype)]);
     pool.device = Take(backend_->Allocate(pool.host.size(), MemoryKind::kDevice));
-    CHECK_OK(backend_->CopyBytes({{pool.device.data(), pool.host.data(), pool.host.size()}}, *stream_));
+    Check(backend_->CopyBytes({{pool.device.data(), pool.host.data(), pool.host.size()}}, *stream_));
     return pool;
   }
 
@@ -159,15 +134,15 @@ class Bench {
     const std::size_t size = static_cast<std::size_t>(elements * ByteSize(pool.dtype));
     Buffer buffer = Take(backend_->Allocate(size, MemoryKind::kDevice));
     for (std::size_t at = 0; at < size; at += pool.host.size()) {
-      CHECK_OK(backend_->CopyBytes({{buffer.bytes() + at, pool.device.data(), std::min(pool.host.size(), size - at)}},
-                                   *stream_));
+      Check(backend_->CopyBytes({{buffer.bytes() + at, pool.device.data(), std::min(pool.host.size(), size - at)}},
+                                *stream_));
     }
     return buffer;
   }
 
   Set MakeSet(const BenchShape& shape, DataType states_dtype, bool all);
-  double MedianMicroseconds(const RecurrenceShape& shape, std::vector<Set>& sets);
-  double Check(const BenchShape& shape, DataType states_dtype, Set& set);
+  double MedianTime(const RecurrenceShape& shape, std::vector<Set>& sets);
+  double SampledError(const BenchShape& shape, DataType states_dtype, Set& set);
   RecurrenceShape Shape(const BenchShape& shape) const {
     return {shape.heads, shape.key_dim, shape.value_dim, shape.num_householder, 64, DataType::kBFloat16, precision_};
   }
@@ -249,50 +224,28 @@ Bench::Set Bench::MakeSet(const BenchShape& shape, DataType states_dtype, bool a
     boundary += count;
     ++n;
   }
-  CHECK_OK(backend_->CopyBytes({{set.g.data(), g.data(), g.size() * 4}}, *stream_));
-  CHECK_OK(backend_->ZeroBytes({{set.slots.data(), set.slots.size()}}, *stream_));
-  CHECK_OK(backend_->Synchronize(*stream_));
+  Check(backend_->CopyBytes({{set.g.data(), g.data(), g.size() * 4}}, *stream_));
+  Check(backend_->ZeroBytes({{set.slots.data(), set.slots.size()}}, *stream_));
+  Check(backend_->Synchronize(*stream_));
   return set;
 }
 
-double Bench::MedianMicroseconds(const RecurrenceShape& shape, std::vector<Set>& sets) {
-  std::vector<std::pair<cudaEvent_t, cudaEvent_t>> events(static_cast<std::size_t>(repeats_));
-  for (auto& [start, stop] : events) {
-    CHECK_CUDA(cudaEventCreate(&start));
-    CHECK_CUDA(cudaEventCreate(&stop));
-  }
-  for (int i = 0; i < kWarmUp; ++i) {
-    CHECK_OK(backend_->RunRecurrence(shape, sets[static_cast<std::size_t>(i) % sets.size()].sequences, *stream_));
-  }
-  std::size_t next = kWarmUp;
-  for (auto& [start, stop] : events) {
-    CHECK_CUDA(cudaEventRecord(start, queue_));
-    CHECK_OK(backend_->RunRecurrence(shape, sets[next++ % sets.size()].sequences, *stream_));
-    CHECK_CUDA(cudaEventRecord(stop, queue_));
-  }
-  CHECK_OK(backend_->Synchronize(*stream_));
-  std::vector<float> times;
-  for (auto& [start, stop] : events) {
-    float milliseconds = 0;
-    CHECK_CUDA(cudaEventElapsedTime(&milliseconds, start, stop));
-    times.push_back(milliseconds * 1000);
-    CHECK_CUDA(cudaEventDestroy(start));
-    CHECK_CUDA(cudaEventDestroy(stop));
-  }
-  std::nth_element(times.begin(), times.begin() + repeats_ / 2, times.end());
-  return times[static_cast<std::size_t>(repeats_ / 2)];
+double Bench::MedianTime(const RecurrenceShape& shape, std::vector<Set>& sets) {
+  return MedianMicroseconds(queue_, repeats_, [&](int number) {
+    Check(backend_->RunRecurrence(shape, sets[static_cast<std::size_t>(number) % sets.size()].sequences, *stream_));
+  });
 }
 
 /// The largest relative error of two columns of one (sequence, head): every boundary sampled, all of v_new, the slot.
-double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
+double Bench::SampledError(const BenchShape& shape, DataType states_dtype, Set& set) {
   const std::int64_t heads = shape.heads;
   const std::int64_t key_dim = shape.key_dim;
   const std::int64_t value_dim = shape.value_dim;
-  CHECK_OK(backend_->ZeroBytes(
+  Check(backend_->ZeroBytes(
       {{set.slots.data(), set.slots.size()}, {set.v_new.data(), set.v_new.size()}, {set.h.data(), set.h.size()}},
       *stream_));
-  CHECK_OK(backend_->RunRecurrence(Shape(shape), set.sequences, *stream_));
-  CHECK_OK(backend_->Synchronize(*stream_));
+  Check(backend_->RunRecurrence(Shape(shape), set.sequences, *stream_));
+  Check(backend_->Synchronize(*stream_));
 
   const std::size_t n = set.sequences.size() > 2 ? 2 : 0;
   const Sequence& sequence = set.sequences[n];
@@ -308,8 +261,8 @@ double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
   const auto compare_state = [&](const std::byte* from, DataType dtype, std::vector<double>& exact,
                                  std::vector<double>& actual) {
     std::vector<std::byte> bytes(static_cast<std::size_t>(key_dim * value_dim * ByteSize(dtype)));
-    CHECK_OK(backend_->CopyBytes({{bytes.data(), from, bytes.size()}}, *stream_));
-    CHECK_OK(backend_->Synchronize(*stream_));
+    Check(backend_->CopyBytes({{bytes.data(), from, bytes.size()}}, *stream_));
+    Check(backend_->Synchronize(*stream_));
     for (std::int64_t key = 0; key < key_dim; ++key) {
       for (std::size_t i = 0; i < 2; ++i) {
         exact.push_back(state[static_cast<std::size_t>(key) * 2 + i]);
@@ -319,8 +272,8 @@ double Bench::Check(const BenchShape& shape, DataType states_dtype, Set& set) {
     }
   };
   std::vector<std::byte> v_bytes(static_cast<std::size_t>(sequence.length * heads * value_dim * 2));
-  CHECK_OK(backend_->CopyBytes({{v_bytes.data(), sequence.v_new, v_bytes.size()}}, *stream_));
-  CHECK_OK(backend_->Synchronize(*stream_));
+  Check(backend_->CopyBytes({{v_bytes.data(), sequence.v_new, v_bytes.size()}}, *stream_));
+  Check(backend_->Synchronize(*stream_));
 
   for (std::int64_t c = 0; c * 64 < length; ++c) {
     const std::int64_t rows = std::min<std::int64_t>(64, length - c * 64);
@@ -392,8 +345,8 @@ void Bench::RunShape(const BenchShape& shape) {
     const auto count =
         static_cast<std::size_t>(std::clamp(std::ceil(static_cast<double>(kMinRotationBytes) / total), 2.0, 16.0));
     for (std::size_t i = 0; i < count; ++i) sets.push_back(MakeSet(shape, states_dtype, all));
-    const double error = all ? Check(shape, states_dtype, sets[0]) : 0;
-    const double time = MedianMicroseconds(Shape(shape), sets);
+    const double error = all ? SampledError(shape, states_dtype, sets[0]) : 0;
+    const double time = MedianTime(Shape(shape), sets);
     const double floor = total / kBytesPerMicrosecond;
     double bar = shape.kind == Kind::kMemory ? 1.2 * floor : 1.3 * floor;
     if (shape.kind == Kind::kLatency) bar = steps * (all ? 0.75 : 0.6);
@@ -422,11 +375,11 @@ void Bench::RunShape(const BenchShape& shape) {
 void Bench::KeptBoundaries(const BenchShape& shape) {
   std::vector<Set> sets;
   for (int i = 0; i < 4; ++i) sets.push_back(MakeSet(shape, DataType::kFloat32, false));
-  const double keeping = MedianMicroseconds(Shape(shape), sets);
+  const double keeping = MedianTime(Shape(shape), sets);
   for (Set& set : sets) {
     for (Sequence& sequence : set.sequences) sequence.boundaries = {};
   }
-  const double without = MedianMicroseconds(Shape(shape), sets);
+  const double without = MedianTime(Shape(shape), sets);
   std::printf("%c without boundaries %8.1f us, keeping three of each sequence %8.1f us: %+.1f %%\n", shape.name,
               without, keeping, 100 * (keeping / without - 1));
 }
@@ -437,24 +390,22 @@ void Bench::SmallCall() {
   std::vector<double> times;
   for (int i = 0; i < 300; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    CHECK_OK(backend_->RunRecurrence(Shape(small), set.sequences, *stream_));
-    CHECK_OK(backend_->Synchronize(*stream_));
+    Check(backend_->RunRecurrence(Shape(small), set.sequences, *stream_));
+    Check(backend_->Synchronize(*stream_));
     times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
   }
-  std::nth_element(times.begin(), times.begin() + 150, times.end());
-  std::printf("nearly empty call, launch to completion: %.1f us\n", times[150]);
+  std::printf("nearly empty call, launch to completion: %.1f us\n", Median(times));
 
   const BenchShape many{'-', Equal(256, 1), 1, 32, 128, 128, Kind::kShort, {1, 1}};
   Set batch = MakeSet(many, DataType::kFloat32, true);
   times.clear();
   for (int i = 0; i < 21; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    CHECK_OK(backend_->RunRecurrence(Shape(many), batch.sequences, *stream_));
+    Check(backend_->RunRecurrence(Shape(many), batch.sequences, *stream_));
     times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
-    CHECK_OK(backend_->Synchronize(*stream_));
+    Check(backend_->Synchronize(*stream_));
   }
-  std::nth_element(times.begin(), times.begin() + 10, times.end());
-  std::printf("host time to queue 256 sequences: %.1f us\n", times[10]);
+  std::printf("host time to queue 256 sequences: %.1f us\n", Median(times));
 }
 
 void Bench::Summary() const {
@@ -495,6 +446,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace gdpcache
+}  // namespace gdpcache::bench
 
-int main(int argc, char** argv) { return gdpcache::Main(argc, argv); }
+int main(int argc, char** argv) { return gdpcache::bench::Main(argc, argv); }
