@@ -194,6 +194,7 @@ absl::Status Serve(const config::Config& config) {
   server_options.unix_path = config.unix_path;
   server_options.admin = config.admin;
   server_options.max_message_bytes = config.max_message_bytes;
+  server_options.rpc_memory_bytes = config.rpc_memory_bytes;
   server_options.max_connection_calls = config.max_connection_calls;
   server_options.shared_memory_bytes = config.shared_memory_bytes;
   server_options.limits = limits;

@@ -25,6 +25,7 @@ using Errors = std::vector<std::string>;
 
 constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
 constexpr ByteSize kMaxMemory{std::int64_t{1} << 50};
+constexpr std::int64_t kAutoRpcMessages = 64;  // that gRPC may keep at least, where nobody says how much it may
 constexpr std::int64_t kMaxThreads = 4'096;
 constexpr std::int64_t kMaxCount = 1'000'000'000;
 constexpr std::int64_t kMaxConnectionCalls = std::numeric_limits<std::int32_t>::max();
@@ -73,6 +74,9 @@ Config FromFlags() {
   config.state_memory_bytes = absl::GetFlag(FLAGS_state_memory).bytes;
   config.staging_memory_bytes = absl::GetFlag(FLAGS_staging_memory).bytes;
   config.max_message_bytes = absl::GetFlag(FLAGS_max_message_size).bytes;
+  config.rpc_memory_bytes =
+      absl::GetFlag(FLAGS_rpc_memory)
+          .bytes.value_or(std::max(config.staging_memory_bytes, kAutoRpcMessages * config.max_message_bytes));
   config.shared_memory_bytes = absl::GetFlag(FLAGS_shared_memory).bytes;
   config.max_caches = absl::GetFlag(FLAGS_max_caches);
   config.max_sessions = absl::GetFlag(FLAGS_max_sessions);
@@ -144,6 +148,11 @@ void Validate(const Config& config, Errors& errors) {
   CheckRange("staging_memory", absl::GetFlag(FLAGS_staging_memory), ByteSize{kMebibyte}, kMaxMemory, errors);
   CheckRange("max_message_size", absl::GetFlag(FLAGS_max_message_size), ByteSize{kMebibyte}, ByteSize{1024 * kMebibyte},
              errors);
+  // Two on their way are the least with which anything goes on.
+  if (config.rpc_memory_bytes > 0) {
+    CheckRange("rpc_memory", ByteSize{config.rpc_memory_bytes}, ByteSize{2 * config.max_message_bytes}, kMaxMemory,
+               errors);
+  }
   CheckRange("shared_memory", absl::GetFlag(FLAGS_shared_memory), ByteSize{0}, kMaxMemory, errors);
   CheckRange("max_caches", config.max_caches, 1, kMaxCount, errors);
   CheckRange("max_sessions", config.max_sessions, 1, kMaxCount, errors);

@@ -53,6 +53,7 @@ struct Config {
   kernels::BackendOptions backend;
   std::int64_t state_memory_bytes = 0;  // 0: half of the backend's memory
   std::int64_t staging_memory_bytes = 0;
+  std::int64_t rpc_memory_bytes = 0;  // of what gRPC takes in; 0: no limit
   std::int64_t max_message_bytes = 0;
   std::int64_t shared_memory_bytes = 0;
   std::int64_t max_caches = 0;

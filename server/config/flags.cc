@@ -89,6 +89,7 @@ const std::vector<FlagGroup>& FlagGroups() {
       {"Limits",
        {{"state_memory", "SIZE"},
         {"staging_memory", "SIZE"},
+        {"rpc_memory", "auto|SIZE"},
         {"max_message_size", "SIZE"},
         {"shared_memory", "SIZE"},
         {"max_caches", "N"},
@@ -194,6 +195,10 @@ ABSL_FLAG(std::int64_t, threads, 0, "Threads of the CPU backend. 0: one for each
 ABSL_FLAG(ByteSize, state_memory, ByteSize{0}, "Memory for all caches together. 0: half of the backend's memory.");
 ABSL_FLAG(ByteSize, staging_memory, ByteSize{std::int64_t{1} << 30},
           "Host memory for inputs and results of all calls in flight together; on a GPU as much of its memory, too.");
+ABSL_FLAG(
+    AutoByteSize, rpc_memory, AutoByteSize{},
+    "What gRPC may keep of connections and of messages that come in. Beyond it gRPC ends calls, whosever they are. "
+    "0: no limit. auto: as much as --staging-memory, but 64 of the largest messages at least.");
 ABSL_FLAG(ByteSize, max_message_size, ByteSize{std::int64_t{16} << 20},
           "Largest message or stream frame, from 1MiB to 1GiB. Larger calls go through streams.");
 ABSL_FLAG(

@@ -46,6 +46,7 @@ ABSL_DECLARE_FLAG(std::int64_t, device);
 ABSL_DECLARE_FLAG(std::int64_t, threads);
 ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, state_memory);
 ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, staging_memory);
+ABSL_DECLARE_FLAG(gdpcache::config::AutoByteSize, rpc_memory);
 ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, max_message_size);
 ABSL_DECLARE_FLAG(gdpcache::config::ByteSize, shared_memory);
 ABSL_DECLARE_FLAG(std::int64_t, max_caches);

@@ -92,6 +92,10 @@ absl::StatusOr<std::shared_ptr<StagingBuffer>> Engine::Stage(std::int64_t bytes)
   return StageBytes(environment_.staging, bytes);
 }
 
+absl::StatusOr<std::shared_ptr<StagingAccount>> Engine::Charge(std::int64_t bytes) const {
+  return environment_.staging.Open(bytes);
+}
+
 Engine::Load Engine::load() const {
   Load load;
   load.running = executor_->running();

@@ -83,6 +83,9 @@ class Engine {
                                                       SnapshotContents contents, OutcomeDone done) const;
   /// Host memory of the staging budget, for a snapshot on its way in. RESOURCE_EXHAUSTED.
   absl::StatusOr<std::shared_ptr<StagingBuffer>> Stage(std::int64_t bytes) const;
+  /// Counts memory that the caller has, a request's say, against the staging budget for as long as the account lives,
+  /// which must not be longer than the engine. RESOURCE_EXHAUSTED.
+  absl::StatusOr<std::shared_ptr<StagingAccount>> Charge(std::int64_t bytes) const;
 
   const EngineOptions& options() const { return options_; }
   /// The backend's; nullptr where all memory is the host's.

@@ -24,6 +24,13 @@ absl::StatusOr<cache::SnapshotSpace> FindSpace(const DataPlane& plane, const grp
   return SpaceOf(plane.catalog, cache, (*caller)->tenant);
 }
 
+absl::StatusOr<std::shared_ptr<engine::StagingAccount>> ChargeRequest(const engine::Engine& engine,
+                                                                      std::int64_t bytes) {
+  constexpr std::int64_t kNotCounted = 4'096;
+  if (bytes <= kNotCounted) return nullptr;
+  return engine.Charge(bytes);
+}
+
 absl::Status ClientGone() { return absl::CancelledError("the client cancelled the call or its deadline passed"); }
 
 }  // namespace gdpcache::rpc

@@ -3,6 +3,8 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -21,6 +23,11 @@ absl::StatusOr<engine::CallContext> FindCaller(const DataPlane& plane, const grp
 /// Where the caller's tenant keeps snapshots of the cache. NOT_FOUND without such a cache.
 absl::StatusOr<cache::SnapshotSpace> FindSpace(const DataPlane& plane, const grpc::CallbackServerContext& context,
                                                const std::string& cache);
+
+/// Charges memory that a request takes as long as its call lasts, `bytes` of it, to the staging memory for as long as
+/// the account lives; nothing (nullptr) if it is so little that as many calls as there may be take a few megabytes.
+/// RESOURCE_EXHAUSTED.
+absl::StatusOr<std::shared_ptr<engine::StagingAccount>> ChargeRequest(const engine::Engine& engine, std::int64_t bytes);
 
 /// What a call that its client gave up, or whose deadline has passed, ends with.
 absl::Status ClientGone();

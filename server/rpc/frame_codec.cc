@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "gdpcache/v1/tensor.pb.h"
 #include "server/cache/errors.h"
+#include "server/rpc/message_memory.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -127,7 +128,10 @@ bool ReadFrame(CodedInputStream& input, google::protobuf::MessageLite& header, P
 
 }  // namespace
 
-absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& header) {
+absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer& bytes, google::protobuf::Message& header) {
+  if (absl::Status status = CheckObjectsOfFrame(bytes, *header.GetDescriptor(), kHeaderField); !status.ok()) {
+    return status;
+  }
   grpc::ProtoBufferReader reader(&bytes);
   if (!reader.status().ok()) return Malformed();
   ParsedFrame frame;
@@ -136,7 +140,8 @@ absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer& bytes, google::protobuf
   return frame;
 }
 
-absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::MessageLite& message) {
+absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message& message) {
+  if (absl::Status status = CheckObjects(bytes, *message.GetDescriptor()); !status.ok()) return status;
   grpc::ByteBuffer shared = bytes;  // shares the slices
   grpc::ProtoBufferReader reader(&shared);
   if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) return Malformed();
@@ -173,8 +178,7 @@ absl::Status DeliverPayload(grpc::ByteBuffer& bytes, const ParsedFrame& frame, e
   return absl::OkStatus();
 }
 
-absl::Status DeliverFrame(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& header,
-                          engine::StreamedInput& input) {
+absl::Status DeliverFrame(grpc::ByteBuffer& bytes, google::protobuf::Message& header, engine::StreamedInput& input) {
   const absl::StatusOr<ParsedFrame> frame = ParseFrame(bytes, header);
   if (!frame.ok()) return frame.status();
   if (frame->kind != ParsedFrame::Kind::kData) {

@@ -1,7 +1,7 @@
 #ifndef GDPCACHE_SERVER_RPC_FRAME_CODEC_H_
 #define GDPCACHE_SERVER_RPC_FRAME_CODEC_H_
 
-#include <google/protobuf/message_lite.h>
+#include <google/protobuf/message.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstddef>
@@ -32,11 +32,11 @@ struct ParsedFrame {
 };
 
 /// Reads a frame as protobuf would: fields in any order, unknown ones skipped, the last of several counts. A header is
-/// merged into `header`. INVALID_ARGUMENT when the bytes are no such message.
-absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& header);
+/// merged into `header`. INVALID_ARGUMENT when the bytes are no such message, or too many objects (message_memory.h).
+absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer& bytes, google::protobuf::Message& header);
 
-/// Reads a whole message. INVALID_ARGUMENT when the bytes are none.
-absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::MessageLite& message);
+/// Reads a whole message. INVALID_ARGUMENT when the bytes are none, or too many objects (message_memory.h).
+absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message& message);
 
 /// Copies the payload of a kData frame to where `input` wants it. An error of `input` has ended its call; one of the
 /// frame itself (an unknown tensor) has not.
@@ -44,7 +44,7 @@ absl::Status DeliverPayload(grpc::ByteBuffer& bytes, const ParsedFrame& frame, e
 
 /// Delivers the payload of a frame behind the first, which must be kData; errors as ParseFrame's and DeliverPayload's.
 /// `header` takes what a frame holds that is a header once more.
-absl::Status DeliverFrame(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& header, engine::StreamedInput& input);
+absl::Status DeliverFrame(grpc::ByteBuffer& bytes, google::protobuf::Message& header, engine::StreamedInput& input);
 
 /// A frame of TensorData whose payload stays where it is; `owner` is let go when the transport needs it no more.
 grpc::ByteBuffer EncodeData(engine::StreamTensor tensor, std::int64_t offset, const std::byte* data, std::int64_t size,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gdpcache/v1/snapshot.pb.h"
+#include "server/rpc/message_memory.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -84,7 +85,12 @@ grpc::ByteBuffer EncodePayload(const google::protobuf::MessageLite& fields, int 
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-absl::StatusOr<PayloadFrame> ParsePayloadFrame(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& header) {
+absl::StatusOr<PayloadFrame> ParsePayloadFrame(grpc::ByteBuffer& bytes, google::protobuf::Message& header) {
+  if (absl::Status status =
+          CheckObjectsOfFrame(bytes, *header.GetDescriptor(), v1::WriteSnapshotRequest::kHeaderFieldNumber);
+      !status.ok()) {
+    return status;
+  }
   grpc::ProtoBufferReader reader(&bytes);
   if (!reader.status().ok()) return Malformed();
   PayloadFrame frame;

@@ -1,7 +1,7 @@
 #ifndef GDPCACHE_SERVER_RPC_PAYLOAD_CODEC_H_
 #define GDPCACHE_SERVER_RPC_PAYLOAD_CODEC_H_
 
-#include <google/protobuf/message_lite.h>
+#include <google/protobuf/message.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstddef>
@@ -32,8 +32,8 @@ struct PayloadFrame {
 };
 
 /// Reads a frame as protobuf would: unknown fields skipped, the last of several counts. A header is merged into
-/// `header`. INVALID_ARGUMENT when the bytes are no such message.
-absl::StatusOr<PayloadFrame> ParsePayloadFrame(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& header);
+/// `header`. INVALID_ARGUMENT when the bytes are no such message, or too many objects (message_memory.h).
+absl::StatusOr<PayloadFrame> ParsePayloadFrame(grpc::ByteBuffer& bytes, google::protobuf::Message& header);
 
 /// Hands the payload of a kPayload frame over in pieces, until `take` returns an error.
 absl::Status ReadPayload(grpc::ByteBuffer& bytes, const PayloadFrame& frame,

@@ -3,7 +3,6 @@
 #include <grpc/grpc.h>
 #include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server_builder.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -169,7 +168,10 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
                 uploads_,
                 *access_,
                 log_},
-               {catalog, clock, engine, snapshots, uploads_, detached_, *access_, log_, metrics.prefills}, memory_) {}
+               {catalog, clock, engine, snapshots, uploads_, detached_, *access_, log_, metrics.prefills}, memory_),
+      health_(metrics.refusals) {
+  if (options.rpc_memory_bytes > 0) quota_.Resize(static_cast<std::size_t>(options.rpc_memory_bytes));
+}
 
 Server::~Server() = default;
 
@@ -177,7 +179,6 @@ absl::Status Server::Listen(const ServerOptions& options) {
   // Never shut down: gRPC 1.51 now and then takes ten seconds for it when the process is to end.
   static const bool kInitialised = (grpc_init(), true);
   static_cast<void>(kInitialised);
-  grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
   grpc::ServerBuilder builder;
@@ -192,9 +193,11 @@ absl::Status Server::Listen(const ServerOptions& options) {
     builder.AddListeningPort("unix:" + options.unix_path, access_->UnixCredentials());
   }
   builder.RegisterService(&service_);
+  builder.RegisterService(&health_service_);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(metrics_.rpcs.MakeInterceptorFactory());
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
+  builder.SetResourceQuota(quota_);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);  // the engine bounds what it answers
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(options.max_connection_calls));
@@ -232,6 +235,8 @@ absl::Status Server::ListenForAdmin(const std::string& address) {
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(address, access_->TcpCredentials(), &port);
+  builder.RegisterService(&admin_health_service_);
+  builder.SetResourceQuota(quota_);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxAdminCalls);
   admin_ = builder.BuildAndStart();
@@ -240,18 +245,9 @@ absl::Status Server::ListenForAdmin(const std::string& address) {
   return absl::OkStatus();
 }
 
-void Server::ReportServing(bool serving) {
-  for (grpc::Server* const server : {server_.get(), admin_.get()}) {
-    if (server == nullptr) continue;
-    server->GetHealthCheckService()->SetServingStatus(v1::StateCache::service_full_name(), serving);
-  }
-}
+void Server::ReportServing(bool serving) { health_.Set(v1::StateCache::service_full_name(), serving); }
 
-void Server::ReportLost() {
-  for (grpc::Server* const server : {server_.get(), admin_.get()}) {
-    if (server != nullptr) server->GetHealthCheckService()->SetServingStatus(false);
-  }
-}
+void Server::ReportLost() { health_.SetNotServing(); }
 
 absl::Status Server::Shutdown(absl::Duration drain_timeout) {
   ReportServing(false);

@@ -1,6 +1,7 @@
 #ifndef GDPCACHE_SERVER_RPC_SERVER_H_
 #define GDPCACHE_SERVER_RPC_SERVER_H_
 
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
 
 #include <cstdint>
@@ -22,6 +23,8 @@
 #include "server/rpc/control/server_stats.h"
 #include "server/rpc/deadline_thread.h"
 #include "server/rpc/detached_calls.h"
+#include "server/rpc/health/health.h"
+#include "server/rpc/health/health_service.h"
 #include "server/rpc/memory/memory_plane.h"
 #include "server/rpc/metrics/server_metrics.h"
 #include "server/rpc/service.h"
@@ -37,6 +40,7 @@ struct ServerOptions {
   std::string unix_path;            // empty: none
   std::string admin = {};           // "host:port" of channelz, health and reflection; empty: none
   std::int64_t max_message_bytes = 0;
+  std::int64_t rpc_memory_bytes = 0;  // what gRPC may keep of connections, calls and messages that come in; 0: no limit
   std::int64_t max_connection_calls = 1'024;
   std::int64_t shared_memory_bytes = 0;  // of system memory that clients may share; 0: no shared memory of any kind
   cache::CatalogLimits limits;           // what the catalog was made with, for GetServerInfo
@@ -97,6 +101,10 @@ class Server {
   SnapshotUploads uploads_;
   DeadlineThread transfer_expiry_;  // of both
   Service service_;
+  Health health_;
+  HealthService health_service_{health_};
+  HealthService admin_health_service_{health_};
+  grpc::ResourceQuota quota_;  // of all that gRPC takes in
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
   std::string admin_address_;

@@ -1,83 +1,66 @@
 #include "server/rpc/service.h"
 
+#include <google/protobuf/descriptor.h>
+
+#include <utility>
+
+#include "server/rpc/call_context.h"
+
 namespace gdpcache::rpc {
 
 Service::Service(const ControlPlane& control_plane, const DataPlane& data_plane, const MemoryPlane& memory_plane)
-    : control_plane_(control_plane), data_plane_(data_plane), memory_plane_(memory_plane) {}
+    : control_plane_(control_plane), data_plane_(data_plane), memory_plane_(memory_plane) {
+  Unary("GetServerInfo", &HandleGetServerInfo, control_plane_);
+  Unary("GetServerStats", &HandleGetServerStats, control_plane_);
+  Unary("CreateCache", &HandleCreateCache, control_plane_);
+  Unary("DeleteCache", &HandleDeleteCache, control_plane_);
+  Unary("ListCaches", &HandleListCaches, control_plane_);
+  Unary("OpenSession", &HandleOpenSession, control_plane_);
+  Unary("KeepAlive", &HandleKeepAlive, control_plane_, /*counted=*/false);
+  Unary("CloseSession", &HandleCloseSession, control_plane_, /*counted=*/false);
+  Unary("AcquireSlots", &HandleAcquireSlots, control_plane_);
+  Unary("ReleaseSlots", &HandleReleaseSlots, control_plane_, /*counted=*/false);
+  Unary("ResetSlots", &HandleResetSlots, control_plane_);
+  Unary("CopySlots", &HandleCopySlots, control_plane_);
+  Unary("ListSlots", &HandleListSlots, control_plane_);
+  Unary("RegisterSystemMemory", &HandleRegisterSystemMemory, memory_plane_);
+  Unary("RegisterCudaMemory", &HandleRegisterCudaMemory, memory_plane_);
+  Unary("RegisterCudaEvent", &HandleRegisterCudaEvent, memory_plane_);
+  Unary("UnregisterMemory", &HandleUnregisterMemory, memory_plane_);
+  Unary("ListSharedMemory", &HandleListSharedMemory, memory_plane_);
+  Unary("Prefill", &HandlePrefill, data_plane_);
+  Unary("SaveSnapshots", &HandleSaveSnapshots, control_plane_);
+  Unary("LookupPrefix", &HandleLookupPrefix, control_plane_);
+  Unary("RestoreSnapshots", &HandleRestoreSnapshots, control_plane_);
+  Unary("PinSnapshots", &HandlePinSnapshots, control_plane_);
+  Unary("UnpinSnapshots", &HandleUnpinSnapshots, control_plane_);
+  Unary("DeleteSnapshots", &HandleDeleteSnapshots, control_plane_);
+  Unary("ListSnapshots", &HandleListSnapshots, control_plane_);
+  Unary("QueryWriteStatus", &HandleQueryWriteStatus, control_plane_);
+}
 
 Service::~Service() = default;
 
-grpc::ServerUnaryReactor* Service::GetServerInfo(grpc::CallbackServerContext* context,
-                                                 const v1::GetServerInfoRequest* request,
-                                                 v1::GetServerInfoResponse* response) {
-  return HandleGetServerInfo(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::GetServerStats(grpc::CallbackServerContext* context,
-                                                  const v1::GetServerStatsRequest* request,
-                                                  v1::GetServerStatsResponse* response) {
-  return HandleGetServerStats(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::CreateCache(grpc::CallbackServerContext* context,
-                                               const v1::CreateCacheRequest* request,
-                                               v1::CreateCacheResponse* response) {
-  return HandleCreateCache(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::DeleteCache(grpc::CallbackServerContext* context,
-                                               const v1::DeleteCacheRequest* request,
-                                               v1::DeleteCacheResponse* response) {
-  return HandleDeleteCache(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::ListCaches(grpc::CallbackServerContext* context,
-                                              const v1::ListCachesRequest* request, v1::ListCachesResponse* response) {
-  return HandleListCaches(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::OpenSession(grpc::CallbackServerContext* context,
-                                               const v1::OpenSessionRequest* request,
-                                               v1::OpenSessionResponse* response) {
-  return HandleOpenSession(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::KeepAlive(grpc::CallbackServerContext* context, const v1::KeepAliveRequest* request,
-                                             v1::KeepAliveResponse* response) {
-  return HandleKeepAlive(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::CloseSession(grpc::CallbackServerContext* context,
-                                                const v1::CloseSessionRequest* request,
-                                                v1::CloseSessionResponse* response) {
-  return HandleCloseSession(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::AcquireSlots(grpc::CallbackServerContext* context,
-                                                const v1::AcquireSlotsRequest* request,
-                                                v1::AcquireSlotsResponse* response) {
-  return HandleAcquireSlots(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::ReleaseSlots(grpc::CallbackServerContext* context,
-                                                const v1::ReleaseSlotsRequest* request,
-                                                v1::ReleaseSlotsResponse* response) {
-  return HandleReleaseSlots(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::ResetSlots(grpc::CallbackServerContext* context,
-                                              const v1::ResetSlotsRequest* request, v1::ResetSlotsResponse* response) {
-  return HandleResetSlots(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::CopySlots(grpc::CallbackServerContext* context, const v1::CopySlotsRequest* request,
-                                             v1::CopySlotsResponse* response) {
-  return HandleCopySlots(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::ListSlots(grpc::CallbackServerContext* context, const v1::ListSlotsRequest* request,
-                                             v1::ListSlotsResponse* response) {
-  return HandleListSlots(control_plane_, context, request, response);
+template <typename Plane, typename Request, typename Response>
+void Service::Unary(const char* method,
+                    grpc::ServerUnaryReactor* (*handle)(const Plane&, grpc::CallbackServerContext*, const Request*,
+                                                        Response*),
+                    const Plane& plane, bool counted) {
+  auto* const handler = new grpc::internal::CallbackUnaryHandler<Received<Request>, Response>(
+      [this, method, handle, &plane, counted](grpc::CallbackServerContext* context, const Received<Request>* request,
+                                              Response* response) {
+        absl::Status status = request->status;
+        if (status.ok() && counted) {
+          auto account = ChargeRequest(data_plane_.engine, request->kept);
+          if (account.ok()) request->account = *std::move(account);
+          status = account.status();
+        }
+        if (!status.ok()) return Refuse(data_plane_.log, method, *context, status);
+        return handle(plane, context, &request->message, response);
+      });
+  const google::protobuf::ServiceDescriptor& service =
+      *google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(v1::StateCache::service_full_name());
+  MarkMethodCallback(service.FindMethodByName(method)->index(), handler);
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* Service::ReadSlots(grpc::CallbackServerContext* context,
@@ -90,92 +73,9 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* Service::WriteSlots(grpc::CallbackSer
   return HandleWriteSlots(data_plane_, context, response);
 }
 
-grpc::ServerUnaryReactor* Service::RegisterSystemMemory(grpc::CallbackServerContext* context,
-                                                        const v1::RegisterSystemMemoryRequest* request,
-                                                        v1::RegisterSystemMemoryResponse* response) {
-  return HandleRegisterSystemMemory(memory_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::RegisterCudaMemory(grpc::CallbackServerContext* context,
-                                                      const v1::RegisterCudaMemoryRequest* request,
-                                                      v1::RegisterCudaMemoryResponse* response) {
-  return HandleRegisterCudaMemory(memory_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::RegisterCudaEvent(grpc::CallbackServerContext* context,
-                                                     const v1::RegisterCudaEventRequest* request,
-                                                     v1::RegisterCudaEventResponse* response) {
-  return HandleRegisterCudaEvent(memory_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::UnregisterMemory(grpc::CallbackServerContext* context,
-                                                    const v1::UnregisterMemoryRequest* request,
-                                                    v1::UnregisterMemoryResponse* response) {
-  return HandleUnregisterMemory(memory_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::ListSharedMemory(grpc::CallbackServerContext* context,
-                                                    const v1::ListSharedMemoryRequest* request,
-                                                    v1::ListSharedMemoryResponse* response) {
-  return HandleListSharedMemory(memory_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::Prefill(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
-                                           v1::PrefillResponse* response) {
-  return HandlePrefill(data_plane_, context, request, response);
-}
-
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Service::PrefillStream(
     grpc::CallbackServerContext* context) {
   return HandlePrefillStream(data_plane_, context);
-}
-
-grpc::ServerUnaryReactor* Service::SaveSnapshots(grpc::CallbackServerContext* context,
-                                                 const v1::SaveSnapshotsRequest* request,
-                                                 v1::SaveSnapshotsResponse* response) {
-  return HandleSaveSnapshots(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::LookupPrefix(grpc::CallbackServerContext* context,
-                                                const v1::LookupPrefixRequest* request,
-                                                v1::LookupPrefixResponse* response) {
-  return HandleLookupPrefix(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::RestoreSnapshots(grpc::CallbackServerContext* context,
-                                                    const v1::RestoreSnapshotsRequest* request,
-                                                    v1::RestoreSnapshotsResponse* response) {
-  return HandleRestoreSnapshots(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::PinSnapshots(grpc::CallbackServerContext* context,
-                                                const v1::PinSnapshotsRequest* request,
-                                                v1::PinSnapshotsResponse* response) {
-  return HandlePinSnapshots(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::UnpinSnapshots(grpc::CallbackServerContext* context,
-                                                  const v1::UnpinSnapshotsRequest* request,
-                                                  v1::UnpinSnapshotsResponse* response) {
-  return HandleUnpinSnapshots(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::DeleteSnapshots(grpc::CallbackServerContext* context,
-                                                   const v1::DeleteSnapshotsRequest* request,
-                                                   v1::DeleteSnapshotsResponse* response) {
-  return HandleDeleteSnapshots(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::ListSnapshots(grpc::CallbackServerContext* context,
-                                                 const v1::ListSnapshotsRequest* request,
-                                                 v1::ListSnapshotsResponse* response) {
-  return HandleListSnapshots(control_plane_, context, request, response);
-}
-
-grpc::ServerUnaryReactor* Service::QueryWriteStatus(grpc::CallbackServerContext* context,
-                                                    const v1::QueryWriteStatusRequest* request,
-                                                    v1::QueryWriteStatusResponse* response) {
-  return HandleQueryWriteStatus(control_plane_, context, request, response);
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* Service::WatchSnapshots(grpc::CallbackServerContext* context,

@@ -151,6 +151,24 @@ TEST_F(HostileInputTest, BytesThatAreNoMessageAreAnError) {
             grpc::StatusCode::UNIMPLEMENTED);
 }
 
+TEST_F(HostileInputTest, MessagesOfTooManyPartsAreRefusedByEveryMethod) {
+  std::string bytes;
+  while (bytes.size() < (15 << 20)) bytes += "\xf8\x07\x01";  // a field that nobody knows
+  for (const char* method : {"CreateCache", "ListCaches", "KeepAlive", "ReleaseSlots", "Prefill", "LookupPrefix",
+                             "RegisterSystemMemory", "ReadSlots", "WatchSnapshots"}) {
+    const grpc::Status status = test::CallRaw(channel_, std::string("/gdpcache.v1.StateCache/") + method, bytes).status;
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    EXPECT_THAT(status.error_message(), testing::HasSubstr("so many parts")) << method;
+  }
+  std::string frame("\x0a\x80\x80\xc0\x07", 5);  // a header, of 15 MiB
+  frame += bytes;
+  for (const char* method : {"PrefillStream", "WriteSlots", "WriteSnapshot"}) {
+    const grpc::Status status = test::CallRaw(channel_, std::string("/gdpcache.v1.StateCache/") + method, frame).status;
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    EXPECT_THAT(status.error_message(), testing::HasSubstr("so many parts")) << method;
+  }
+}
+
 TEST_F(HostileInputTest, MessagesBeyondTheLimitAreRefused) {
   EXPECT_EQ(
       test::CallRaw(channel_, "/gdpcache.v1.StateCache/CreateCache", std::string(17 << 20, 'x')).status.error_code(),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import fake_server
+from fake_server import fake_server, server_info
 
 import gdpcache
 from gdpcache import InitialState, PrefillCall
@@ -128,3 +129,16 @@ def test_contents_of_slots(frames: list[dict[str, Any]], message: str) -> None:
         pytest.raises(gdpcache.InternalError, match=message),
     ):
         session.read_slots([0])
+
+
+def test_an_answer_larger_than_any_that_a_server_needs_is_not_taken_in() -> None:
+    with fake_server({"GetServerInfo": lambda _request, _context: server_info(device="x" * (65 << 20))}) as address:
+        with gdpcache.Client(address) as client, pytest.raises(gdpcache.ResourceExhaustedError, match="larger than max"):
+            client.server_info()
+
+        async def ask() -> None:
+            async with gdpcache.AsyncClient(address) as client:
+                await client.server_info()
+
+        with pytest.raises(gdpcache.ResourceExhaustedError, match="larger than max"):
+            asyncio.run(ask())

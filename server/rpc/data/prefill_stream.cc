@@ -6,6 +6,7 @@
 #include "server/rpc/data/sending_stream.h"
 #include "server/rpc/data_plane.h"
 #include "server/rpc/frame_codec.h"
+#include "server/rpc/message_memory.h"
 #include "server/rpc/prefill_codec.h"
 
 namespace gdpcache::rpc {
@@ -53,7 +54,7 @@ class PrefillStreamReactor final : public Base {
       const std::lock_guard lock(mutex_);
       rpc_.SetRequestId(request_.request_id());
     }
-    if (absl::Status status = Enter(request_.session()); !status.ok()) return status;
+    if (absl::Status status = Enter(request_.session(), Trim(request_)); !status.ok()) return status;
     const auto decoded = DecodePrefill(request_, engine::TensorTransport::kStream);
     if (!decoded.ok()) return decoded.status();
     auto call = plane_.engine.PrefillStream(

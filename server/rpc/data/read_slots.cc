@@ -7,6 +7,7 @@
 #include "server/rpc/data/sending_stream.h"
 #include "server/rpc/data_plane.h"
 #include "server/rpc/frame_codec.h"
+#include "server/rpc/message_memory.h"
 #include "server/rpc/prefill_codec.h"
 
 namespace gdpcache::rpc {
@@ -23,7 +24,7 @@ class ReadSlotsReactor final : public Base {
   void Begin(const grpc::ByteBuffer& bytes) {
     v1::ReadSlotsRequest request;
     if (absl::Status status = ParseMessage(bytes, request); !status.ok()) return Fail(status);
-    if (absl::Status status = Enter(request.session()); !status.ok()) return Fail(status);
+    if (absl::Status status = Enter(request.session(), Trim(request)); !status.ok()) return Fail(status);
     auto call = plane_.engine.ReadSlots(
         caller_,
         {.slots = {request.slots().begin(), request.slots().end()},

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -38,8 +39,9 @@ class SessionStream : public StreamReactor<Reactor> {
     if (call != nullptr) call->Cancel(ClientGone());
   }
 
-  /// Finds the session, and takes the RPC among its running calls.
-  absl::Status Enter(const std::string& session) {
+  /// Finds the session, charges the `bytes` that the request takes as long as the RPC lasts, and takes the RPC among
+  /// the session's running calls.
+  absl::Status Enter(const std::string& session, std::int64_t bytes) {
     absl::StatusOr<engine::CallContext> caller = FindCaller(this->plane_, this->context_, session);
     if (!caller.ok()) return caller.status();
     caller_ = *std::move(caller);
@@ -47,6 +49,9 @@ class SessionStream : public StreamReactor<Reactor> {
       const std::lock_guard lock(this->mutex_);
       this->rpc_.SetSession(*caller_.session);
     }
+    auto account = ChargeRequest(this->plane_.engine, bytes);
+    if (!account.ok()) return account.status();
+    account_ = *std::move(account);
     return in_session_.Begin(*caller_.session);
   }
 
@@ -64,7 +69,9 @@ class SessionStream : public StreamReactor<Reactor> {
   /// The client is alive.
   void Renew() { caller_.session->Renew(this->plane_.clock.Now()); }
 
-  engine::CallContext caller_;  // fixed before the call starts
+  // Fixed before the call starts.
+  engine::CallContext caller_;
+  std::shared_ptr<engine::StagingAccount> account_;
   RpcInSession in_session_;
   std::shared_ptr<EngineCall> call_;  // the mutex guards it
 };

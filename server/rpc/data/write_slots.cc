@@ -7,6 +7,7 @@
 #include "server/rpc/data/session_stream.h"
 #include "server/rpc/data_plane.h"
 #include "server/rpc/frame_codec.h"
+#include "server/rpc/message_memory.h"
 #include "server/rpc/prefill_codec.h"
 
 namespace gdpcache::rpc {
@@ -53,7 +54,7 @@ class WriteSlotsReactor final : public Base {
     if (parsed->kind != ParsedFrame::Kind::kHeader) {
       return absl::InvalidArgumentError("the first frame holds no header");
     }
-    if (absl::Status status = Enter(header.session()); !status.ok()) return status;
+    if (absl::Status status = Enter(header.session(), Trim(header)); !status.ok()) return status;
     const v1::SlotContents& contents = header.contents();
     auto state = DecodeTensor("contents.state", contents.has_state(), contents.state());
     if (!state.ok()) return state.status();

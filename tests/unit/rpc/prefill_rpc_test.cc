@@ -449,6 +449,27 @@ TEST_F(BrokenStream, WrongFirstAndSecondFramesAreRefused) {
   ExpectUntouched();
 }
 
+TEST(PrefillRpc, WhatARequestTakesBesidesItsTensorsIsChargedToTheStagingMemory) {
+  ServedWorld world({.staging_bytes = std::int64_t{8} << 20});
+  const Problem problem = LargeProblem();
+  const auto session = world.OpenSession(GeometryOf(problem));
+  v1::PrefillRequest request = ToProto(problem, session->id(), true);
+  request.set_request_id(std::string(9 << 20, 'x'));
+  v1::PrefillResponse response;
+  grpc::ClientContext unary;
+  const grpc::Status refused = world.stub->Prefill(&unary, request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << refused.error_message();
+  EXPECT_EQ(RunStream(*world.stub, request, 1).status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+
+  // What nobody knows is not kept.
+  request.clear_request_id();
+  request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(1'000, std::string(9 << 20, 'x'));
+  grpc::ClientContext with_unknown;
+  EXPECT_TRUE(world.stub->Prefill(&with_unknown, request, &response).ok());
+  EXPECT_TRUE(RunStream(*world.stub, request, 2).status.ok());
+  EXPECT_TRUE(Eventually([&] { return world.engine->staging().used() == 0; }));
+}
+
 TEST(PrefillRpc, EveryFrameRenewsTheLease) {
   ServedWorld world(kSmallSegments);
   const Problem problem = LargeProblem();

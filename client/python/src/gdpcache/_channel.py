@@ -11,11 +11,15 @@ from gdpcache import _socket_path
 from gdpcache._server import DEFAULT_ADDRESS, Address
 from gdpcache.errors import DeadlineExceededError
 
-# Messages are as large as the server allows; a pause before reconnecting is as short as a restart of the server. Neither
-# tensors nor tokens travel through a web proxy that happens to be configured for the machine.
+MAX_RECEIVE_BYTES = 64 << 20
+
+# What is sent is the server's to judge. What comes is a frame of about a megabyte, or an answer whose tensors needed no
+# stream: a server that sends more than the C++ client takes, too, must not fill the memory. A pause before reconnecting
+# is as short as a restart of the server. Neither tensors nor tokens travel through a web proxy that happens to be
+# configured for the machine.
 OPTIONS = (
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
 )

@@ -1,0 +1,106 @@
+// Calls whose clients announce a message and never send the whole of it: gRPC keeps what has come, and the server keeps
+// that in bounds.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/access_support.h"
+#include "tests/support/control_client.h"
+#include "tests/support/eventually.h"
+#include "tests/support/half_sent_calls.h"
+#include "tests/support/raw_call.h"
+#include "tests/support/server_process.h"
+
+namespace gdpcache {
+namespace {
+
+using test::HalfSentCalls;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
+constexpr std::size_t kUnfinished = 16;  // calls to the health service that may be
+
+TEST(UnfinishedCalls, ToTheHealthServiceGiveWayToNewOnes) {
+  SecureServer server(SecureServer::Transport::kLoopback);
+  const std::string& address = server.server().tcp_address();
+  const auto probe = test::Connect(address);
+  HalfSentCalls calls(address);
+  HalfSentCalls others(address);
+  for (int n = 0; n < 20; ++n) {
+    calls.Begin("/grpc.health.v1.Health/Check", 2 * kMebibyte, kMebibyte);
+    others.Begin("/grpc.health.v1.Health/Watch", 2 * kMebibyte, kMebibyte);
+    calls.Send(absl::ZeroDuration());
+    others.Send(absl::ZeroDuration());
+    ASSERT_EQ(test::CheckHealth(probe, ""), 1) << "a probe is answered all the time";
+  }
+  EXPECT_TRUE(test::Eventually([&] {
+    calls.Send(absl::Milliseconds(10));
+    others.Send(absl::Milliseconds(10));
+    return calls.open() + others.open() <= kUnfinished;
+  })) << calls.open()
+      << " and " << others.open();
+  EXPECT_GT(calls.open() + others.open(), 0u) << "it takes more to end them all";
+  EXPECT_EQ(test::CheckHealth(probe, ""), 1);
+}
+
+TEST(UnfinishedCalls, WithoutCredentialsAreEndedBeforeTheirMessageIsTakenIn) {
+  SecureServer server(SecureServer::Transport::kLoopback);
+  HalfSentCalls calls(server.server().tcp_address());
+  for (const char* method : {"/gdpcache.v1.StateCache/Prefill", "/gdpcache.v1.StateCache/PrefillStream",
+                             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/no/such"}) {
+    calls.Begin(method, 2 * kMebibyte, kMebibyte);
+  }
+  EXPECT_TRUE(test::Eventually([&] {
+    calls.Send(absl::Milliseconds(10));
+    return calls.open() == 0;
+  })) << calls.open();
+}
+
+TEST(UnfinishedCalls, OfWhateverKindTakeNoMoreThanGrpcMayKeep) {
+  const test::ServerProcess server({"--rpc-memory=64MiB"});
+  constexpr std::int64_t kSent = 15 * kMebibyte;
+  constexpr int kCalls = 30;
+  HalfSentCalls calls(server.tcp_address());
+  for (int n = 0; n < kCalls; ++n) {
+    calls.Begin(n % 2 == 0 ? "/gdpcache.v1.StateCache/Prefill" : "/gdpcache.v1.StateCache/CopySlots", 16'000'000,
+                kSent);
+  }
+  calls.Send();
+  EXPECT_LT(calls.sent(), 128 * kMebibyte) << "is kept of " << kCalls << " calls";
+  EXPECT_TRUE(calls.connected());
+  EXPECT_TRUE(test::Eventually([&] { return test::CheckHealth(test::Connect(server.tcp_address()), "") == 1; }));
+  test::ControlClient client(test::Connect(server.tcp_address()));
+  client.CreateCache(test::ControlClient::SmallCache("a"));
+}
+
+TEST(UnfinishedCalls, HaveAllTheRoomThereIs) {
+  const test::ServerProcess server({"--rpc-memory=256MiB"});
+  HalfSentCalls calls(server.tcp_address());
+  for (int n = 0; n < 10; ++n) calls.Begin("/gdpcache.v1.StateCache/Prefill", 16'000'000, 15 * kMebibyte);
+  calls.Send();
+  EXPECT_EQ(calls.open(), 10u);
+  EXPECT_EQ(calls.sent(), 150 * kMebibyte);
+}
+
+TEST(Health, AnswersWhatIsNotItsProtocolWithAnError) {
+  const test::ServerProcess server;
+  const auto channel = test::Connect(server.tcp_address());
+  for (const char* method : {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}) {
+    for (const std::string& bytes :
+         {std::string("\x07"), std::string("\x0a\x7f"), "\x0a\xc9\x01" + std::string(201, 's')}) {
+      EXPECT_EQ(test::CallRaw(channel, method, bytes).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    }
+    EXPECT_NE(test::CallRaw(channel, method, std::string(17 << 20, 'x')).status.error_code(), grpc::StatusCode::OK);
+  }
+  EXPECT_EQ(test::CallRaw(channel, "/grpc.health.v1.Health/Check", "\x0a\x01x").status.error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  test::RawStream unknown(channel, "/grpc.health.v1.Health/Watch", "\x0a\x01x");
+  EXPECT_EQ(unknown.Read(), std::string("\x08\x03")) << "SERVICE_UNKNOWN";
+}
+
+}  // namespace
+}  // namespace gdpcache
