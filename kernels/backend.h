@@ -67,7 +67,8 @@ class Stream {
   virtual ~Stream() = default;
 };
 
-/// A point in a stream's work, to be waited for. Used by one thread at a time; the backend must outlive it.
+/// A point in a stream's work, to be waited for, by threads and by other streams. Thread-safe; the backend must outlive
+/// it. It may go before it has happened: streams that wait for it go on doing so.
 class Event {
  public:
   Event() = default;
@@ -164,6 +165,13 @@ class Backend {
   /// The point behind all work given to the stream so far, copies aside included; and the wait for it.
   virtual absl::StatusOr<std::unique_ptr<Event>> Record(Stream& /*stream*/) { return std::make_unique<Event>(); }
   virtual absl::Status Wait(Event& /*event*/) { return absl::OkStatus(); }
+
+  /// Whether all work before the event is complete, without waiting for it. An error is one of that work, as Wait's is.
+  virtual absl::StatusOr<bool> HasHappened(Event& /*event*/) { return true; }
+
+  /// Work given to the stream from now on begins when the event, which may be of another stream, has happened; only
+  /// copies ahead do not wait for it. No thread waits.
+  virtual absl::Status Await(Event& /*event*/, Stream& /*stream*/) { return absl::OkStatus(); }
 
  private:
   friend class Buffer;

@@ -66,4 +66,12 @@ absl::StatusOr<std::unique_ptr<Event>> LossReportingBackend::Record(Stream& stre
 
 absl::Status LossReportingBackend::Wait(Event& event) { return Waited(real_.Wait(event)); }
 
+absl::StatusOr<bool> LossReportingBackend::HasHappened(Event& event) {
+  absl::StatusOr<bool> happened = real_.HasHappened(event);
+  if (!happened.ok()) return Waited(happened.status());
+  return happened;
+}
+
+absl::Status LossReportingBackend::Await(Event& event, Stream& stream) { return Reported(real_.Await(event, stream)); }
+
 }  // namespace gdpcache::kernels

@@ -37,6 +37,8 @@ class LossReportingBackend final : public Backend {
   absl::Status Synchronize(Stream& stream) override;
   absl::StatusOr<std::unique_ptr<Event>> Record(Stream& stream) override;
   absl::Status Wait(Event& event) override;
+  absl::StatusOr<bool> HasHappened(Event& event) override;
+  absl::Status Await(Event& event, Stream& stream) override;
 
  private:
   template <typename Result>

@@ -279,6 +279,8 @@ class CudaBackend final : public Backend {
   absl::Status Synchronize(Stream& stream) override;
   absl::StatusOr<std::unique_ptr<Event>> Record(Stream& stream) override;
   absl::Status Wait(Event& event) override;
+  absl::StatusOr<bool> HasHappened(Event& event) override;
+  absl::Status Await(Event& event, Stream& stream) override;
 
  private:
   CudaBackend(int device, const cudaDeviceProp& properties, std::optional<TensorMapEncoder> encoder);
@@ -563,14 +565,32 @@ absl::Status CudaBackend::Synchronize(Stream& stream) {
 
 absl::StatusOr<std::unique_ptr<Event>> CudaBackend::Record(Stream& stream) {
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
-  const absl::StatusOr<cudaStream_t> downloads = static_cast<CudaStream&>(stream).ForkDownloads();
-  if (!downloads.ok()) return downloads.status();
-  return CudaEvent::Record(*downloads);
+  const absl::StatusOr<cudaStream_t> last = static_cast<CudaStream&>(stream).Last();
+  if (!last.ok()) return last.status();
+  return CudaEvent::Record(*last);
 }
 
 absl::Status CudaBackend::Wait(Event& event) {
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(static_cast<CudaEvent&>(event).get()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> CudaBackend::HasHappened(Event& event) {
+  if (absl::Status status = MakeCurrent(); !status.ok()) return status;
+  const cudaError_t state = cudaEventQuery(static_cast<CudaEvent&>(event).get());
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // no error, but it would be taken for one later
+    return false;
+  }
+  GDPCACHE_RETURN_IF_CUDA_ERROR(state);
+  return true;
+}
+
+absl::Status CudaBackend::Await(Event& event, Stream& stream) {
+  if (absl::Status status = MakeCurrent(); !status.ok()) return status;
+  GDPCACHE_RETURN_IF_CUDA_ERROR(
+      cudaStreamWaitEvent(static_cast<CudaStream&>(stream).get(), static_cast<CudaEvent&>(event).get(), 0));
   return absl::OkStatus();
 }
 

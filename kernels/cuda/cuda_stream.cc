@@ -106,6 +106,11 @@ absl::StatusOr<cudaStream_t> CudaStream::ForkDownloads() {
   return downloads_;
 }
 
+absl::StatusOr<cudaStream_t> CudaStream::Last() {
+  if (!has_downloads_) return stream_;
+  return ForkDownloads();
+}
+
 absl::Status CudaStream::Synchronize() {
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_));
   if (has_downloads_) GDPCACHE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(downloads_));

@@ -45,6 +45,9 @@ class CudaStream final : public Stream {
   /// A queue for copies that later work does not wait for, after all that the stream has been given so far.
   absl::StatusOr<cudaStream_t> ForkDownloads();
 
+  /// The queue whose end comes behind all that the stream has been given so far.
+  absl::StatusOr<cudaStream_t> Last();
+
   /// Waits until everything is complete.
   absl::Status Synchronize();
 

@@ -1,5 +1,6 @@
 #include "server/cache/slot_sequencer.h"
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 #include <utility>
@@ -15,11 +16,13 @@ struct SlotSequencer::Node {
   bool released = false;
   absl::AnyInvocable<void()> on_ready;  // until it has begun or the claim has been released
   std::vector<std::shared_ptr<Node>> successors;
+  std::shared_ptr<kernels::Event> unfinished;  // what has been handed over
 };
 
 struct SlotSequencer::State {
   std::mutex mutex;
-  absl::flat_hash_map<std::int64_t, std::shared_ptr<Node>> last;  // by place; the mutex guards it and every node
+  absl::flat_hash_map<std::int64_t, std::shared_ptr<Node>> last;         // by place; the mutex guards it and every node
+  absl::flat_hash_map<std::int64_t, std::shared_ptr<Node>> handed_over;  // by place, the last one not yet released
 
   /// Takes `first`, which has been released and has no predecessors, out of the order; then every successor that was
   /// waiting for nothing else and has been released, too. Appends the others that are ready now.
@@ -107,11 +110,43 @@ void SlotSequencer::Claim::Release() {
   std::deque<std::shared_ptr<Node>> ready;
   {
     const std::lock_guard lock(state->mutex);
+    if (node->unfinished != nullptr) {
+      for (const std::int64_t place : node->places) {
+        const auto found = state->handed_over.find(place);
+        if (found != state->handed_over.end() && found->second == node) state->handed_over.erase(found);
+      }
+      return;
+    }
     node->released = true;
     dropped = std::exchange(node->on_ready, nullptr);
     if (node->predecessors == 0) state->CompleteLocked(node, ready);
   }
   if (!ready.empty()) State::RunReady(state, std::move(ready));
+}
+
+void SlotSequencer::Claim::HandOver(std::shared_ptr<kernels::Event> work) {
+  std::deque<std::shared_ptr<Node>> ready;
+  {
+    const std::lock_guard lock(state_->mutex);
+    node_->unfinished = std::move(work);
+    for (const std::int64_t place : node_->places) state_->handed_over[place] = node_;
+    node_->released = true;
+    state_->CompleteLocked(node_, ready);
+  }
+  if (!ready.empty()) State::RunReady(state_, std::move(ready));
+}
+
+std::vector<std::shared_ptr<kernels::Event>> SlotSequencer::Claim::Unfinished() const {
+  std::vector<std::shared_ptr<kernels::Event>> unfinished;
+  const std::lock_guard lock(state_->mutex);
+  if (state_->handed_over.empty()) return unfinished;
+  for (const std::int64_t place : node_->places) {
+    const auto found = state_->handed_over.find(place);
+    if (found == state_->handed_over.end()) continue;
+    const std::shared_ptr<kernels::Event>& work = found->second->unfinished;
+    if (std::find(unfinished.begin(), unfinished.end(), work) == unfinished.end()) unfinished.push_back(work);
+  }
+  return unfinished;
 }
 
 }  // namespace gdpcache::cache

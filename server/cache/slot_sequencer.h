@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/types/span.h"
+#include "kernels/backend.h"
 
 namespace gdpcache::cache {
 
@@ -15,6 +17,10 @@ namespace gdpcache::cache {
 ///
 /// Enqueueing a claim takes all its places in one step, so claims never deadlock. Each claim remembers only its direct
 /// successors; a place remembers only its last claim.
+///
+/// A claim may hand its places over while work that it has given to a stream is still under way: its successors then
+/// order their own work behind it, on their streams, and no thread waits. A place remembers the last such work until it
+/// is complete, whoever has claimed and released it since: also somebody who has touched nothing.
 class SlotSequencer {
   struct Node;
   struct State;
@@ -39,6 +45,15 @@ class SlotSequencer {
     /// Callable at any time, also before the claim is ready: it then gives way as soon as its turn comes, and its
     /// on_ready is not called any more unless that call had already begun.
     void Release();
+
+    /// Lets the successors run although `work`, behind which lies all that this claim has given to streams, may not
+    /// have happened: they, and every later claim on these places, find it in Unfinished() until this claim is
+    /// released, which it must not be before. Once, and only when ready; all in Unfinished() must come before `work`.
+    void HandOver(std::shared_ptr<kernels::Event> work);
+
+    /// What earlier claims on the places have handed over and not yet released, each once. Whoever gives a stream work
+    /// on the places lets it wait for these first. Only of a claim that is ready.
+    std::vector<std::shared_ptr<kernels::Event>> Unfinished() const;
 
    private:
     friend class SlotSequencer;

@@ -17,7 +17,8 @@ struct CallContext {
 
 /// A prepared operation on a cache. The engine's functions that make one check the arguments and touch nothing; its
 /// `done` callback, given there, runs exactly once after Start, maybe before Start returns, never under a lock, and by
-/// then the call holds no slot and no staging memory (but for a prefill with a done event, which is told of earlier).
+/// then the call holds no slot and no staging memory (but for a prefill with a done event, which is told of earlier:
+/// its slots are later calls' by then, the rest when its work is complete, which the end of its session waits for).
 /// Thread-safe; kept alive by the engine until done.
 class Call {
  public:

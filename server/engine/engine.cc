@@ -24,6 +24,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(kernels::Backend& backend
       new Engine(backend, Fitted(options), snapshots, *std::move(executor), std::move(on_device_lost)));
 }
 
+Engine::~Engine() {
+  executor_->Stop();  // whose tasks may have something left to be watched
+  poller_.Stop();
+}
+
 absl::StatusOr<std::shared_ptr<UnaryPrefill>> Engine::Prefill(CallContext context, const PrefillRequest& request,
                                                               PrefillDone done) const {
   return UnaryPrefill::Create(environment_, std::move(context), request, std::move(done));

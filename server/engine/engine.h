@@ -11,6 +11,7 @@
 #include "server/engine/admission.h"
 #include "server/engine/call.h"
 #include "server/engine/environment.h"
+#include "server/engine/event_poller.h"
 #include "server/engine/executor.h"
 #include "server/engine/prefill_request.h"
 #include "server/engine/prefill_result.h"
@@ -29,7 +30,7 @@ namespace gdpcache::engine {
 /// commits them in one step. The protocol comments of gdpcache.v1 document what each call does and its errors; here
 /// stands only what concerns the code that calls. Each function checks its arguments and makes the call, which touches
 /// nothing before Start; errors found later come to `done`. Thread-safe. Every call must be done before the engine
-/// goes.
+/// goes; it waits for what those that were told of early have left under way.
 class Engine {
  public:
   /// Without `snapshots` calls that want some are UNIMPLEMENTED.
@@ -38,6 +39,7 @@ class Engine {
       DeviceLostCallback on_device_lost = [](const absl::Status&) {});
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+  ~Engine();
 
   /// `request` may go when this returns; the data of its tensors and the auxiliary bytes of its snapshots must stay
   /// until the call is done.
@@ -112,8 +114,9 @@ class Engine {
         executor_(std::move(executor)),
         admission_(std::make_unique<Admission>(options.admission, options.workers)),
         environment_{
-            backend,    options_,    staging_,  backend.device_info().unified_memory ? nullptr : &device_staging_,
-            *executor_, *admission_, snapshots, on_device_lost_} {}
+            backend,        options_,    staging_, backend.device_info().unified_memory ? nullptr : &device_staging_,
+            *executor_,     *admission_, poller_,  snapshots,
+            on_device_lost_} {}
 
   const EngineOptions options_;
   const DeviceLostCallback on_device_lost_;
@@ -121,6 +124,7 @@ class Engine {
   StagingPool device_staging_;
   std::unique_ptr<Executor> executor_;
   const std::unique_ptr<Admission> admission_;
+  EventPoller poller_;
   const Environment environment_;
 };
 

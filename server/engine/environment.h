@@ -8,6 +8,7 @@
 #include "kernels/backend.h"
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/admission.h"
+#include "server/engine/event_poller.h"
 #include "server/engine/executor.h"
 #include "server/engine/staging_pool.h"
 
@@ -41,6 +42,7 @@ struct Environment {
   StagingPool* device_staging;  // nullptr where the arithmetic reaches host memory
   Executor& executor;
   Admission& admission;
+  EventPoller& poller;
   cache::SnapshotStore* snapshots;  // nullptr where none are kept
   const DeviceLostCallback& on_device_lost;
 };

@@ -35,13 +35,14 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(kernels::Backend& bac
   return executor;
 }
 
-Executor::~Executor() {
+void Executor::Stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   wake_->notify_all();
   for (std::thread& worker : workers_) worker.join();
+  workers_.clear();
 }
 
 void Executor::Submit(Owner owner, Task task, Here here) { Submit(owner, Waiting{std::move(task), nullptr}, here); }
@@ -81,6 +82,27 @@ void Executor::RunHere(Waiting waiting, Here here, std::unique_ptr<kernels::Stre
   spare_streams_.push_back(std::move(stream));
   if (here == Here::kWhenIdle) --busy_;
   --running_;
+}
+
+std::unique_ptr<kernels::Stream> Executor::TakeStream(std::int64_t tasks) {
+  const std::lock_guard lock(mutex_);
+  if (spare_streams_.empty()) return nullptr;
+  std::unique_ptr<kernels::Stream> stream = std::move(spare_streams_.back());
+  spare_streams_.pop_back();
+  running_ += tasks;
+  return stream;
+}
+
+void Executor::GiveBack(std::unique_ptr<kernels::Stream> stream, std::int64_t tasks) {
+  const std::lock_guard lock(mutex_);
+  spare_streams_.push_back(std::move(stream));
+  running_ -= tasks;
+}
+
+bool Executor::HasStream() const {
+  constexpr std::size_t kOfTask = 1;
+  const std::lock_guard lock(mutex_);
+  return spare_streams_.size() > kOfTask;
 }
 
 std::int64_t Executor::running() const {

@@ -60,12 +60,21 @@ class Executor {
   static absl::StatusOr<std::unique_ptr<Executor>> Create(kernels::Backend& backend, int workers);
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
-  /// Runs what has been submitted, then stops.
-  ~Executor();
+  ~Executor() { Stop(); }
+
+  /// Runs what has been submitted, then ends the workers. Nothing may be submitted afterwards.
+  void Stop();
 
   /// An owner's tasks start on workers in the order they were submitted, but for those that merge.
   void Submit(Owner owner, Task task, Here here = Here::kNever);
   void Submit(Owner owner, std::shared_ptr<MergeableTask> task, Here here = Here::kNever);
+
+  /// A stream for work that is still under way when the task that gives it returns; `tasks` more count as running until
+  /// it is given back. nullptr when all are in use: then whoever runs the task waits for the work.
+  std::unique_ptr<kernels::Stream> TakeStream(std::int64_t tasks);
+  void GiveBack(std::unique_ptr<kernels::Stream> stream, std::int64_t tasks);
+  /// Whether TakeStream has one, for now, when the task that asks for it runs where it is submitted.
+  bool HasStream() const;
 
   /// Tasks that are being run, each of those that have been merged.
   std::int64_t running() const;
@@ -114,7 +123,8 @@ class Executor {
   int busy_ = 0;                               // workers, and threads that run kWhenIdle tasks
   std::int64_t running_ = 0;
   bool stopping_ = false;
-  std::vector<std::unique_ptr<kernels::Stream>> spare_streams_;  // for tasks that run on their submitter's thread
+  // For tasks that run on their submitter's thread, and for work that outlasts its task.
+  std::vector<std::unique_ptr<kernels::Stream>> spare_streams_;
 
   // Shared with whoever wakes a worker, for the executor may go as soon as the task is done.
   const std::shared_ptr<std::condition_variable> wake_ = std::make_shared<std::condition_variable>();

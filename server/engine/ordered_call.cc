@@ -99,15 +99,29 @@ void OrderedCall::AdvanceLocked(Lock lock, bool may_run_here) {
   busy_ = true;
   lock.unlock();
   const Executor::Here here = may_run_here ? MayRunHere() : Executor::Here::kNever;
-  MergeableTask* const mergeable = here == Executor::Here::kAlways ? nullptr : AsMergeable();
+  MergeableTask* const mergeable = AsMergeable(here);
   submitted_ = here == Executor::Here::kAlways ? 0 : StepWork();
   if (submitted_ > 0) environment_.admission.StepSubmitted(owner(), submitted_, cache::SteadyNow());
   if (mergeable != nullptr) {
     return environment_.executor.Submit(owner(), std::shared_ptr<MergeableTask>(shared_from_this(), mergeable), here);
   }
   environment_.executor.Submit(
-      owner(), [self = shared_from_this()](kernels::Stream& stream) { self->StepDone(self->RunStep(stream)); }, here);
+      owner(), [self = shared_from_this()](kernels::Stream& stream) { self->StepDone(self->Step(stream)); }, here);
 }
+
+absl::StatusOr<bool> OrderedCall::Step(kernels::Stream& stream) {
+  if (absl::Status status = JoinEarlierCalls(stream); !status.ok()) return status;
+  return RunStep(stream);
+}
+
+absl::Status OrderedCall::JoinEarlierCalls(kernels::Stream& stream) const {
+  for (const std::shared_ptr<kernels::Event>& work : claim_.Unfinished()) {
+    if (absl::Status status = environment_.backend.Await(*work, stream); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+void OrderedCall::HandOver(std::shared_ptr<kernels::Event> work) { claim_.HandOver(std::move(work)); }
 
 void OrderedCall::StepDone(const absl::StatusOr<bool>& complete) {
   if (absl::IsUnavailable(complete.status())) environment_.on_device_lost(complete.status());

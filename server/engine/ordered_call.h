@@ -72,10 +72,21 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   /// About how many milliseconds of the workers' time the next step takes, for Admission.
   virtual double StepWork() const { return 1; }
 
-  /// This call where its next step can be done together with those of others, else nullptr. Whoever does it tells the
-  /// outcome by StepDone.
-  virtual MergeableTask* AsMergeable() { return nullptr; }
+  /// This call where its next step, which runs `here` if it can, can be done together with those of others; else
+  /// nullptr. Whoever does it begins with JoinEarlierCalls and tells the outcome by StepDone.
+  virtual MergeableTask* AsMergeable(Executor::Here /*here*/) { return nullptr; }
   void StepDone(const absl::StatusOr<bool>& complete);
+
+  /// Puts what the stream is given from now on behind what earlier calls on the same slots have left under way. Before
+  /// RunStep it has been done.
+  absl::Status JoinEarlierCalls(kernels::Stream& stream) const;
+  /// Whether there is such work.
+  bool ComesBehindWork() const { return !claim_.Unfinished().empty(); }
+
+  /// Lets later calls on the slots go on although what this one has given to streams, all of it before `work`, is not
+  /// complete; for a step whose commit has begun, when nothing is left to be done but to wait. From then on the slots
+  /// are the later calls': an error means that the device is lost. The call itself goes on until StepDone.
+  void HandOver(std::shared_ptr<kernels::Event> work);
 
   /// Whether Cancel and the deadline have an effect, and whether the call may be refused for those under way.
   virtual bool IsCancellable() const { return true; }
@@ -104,6 +115,7 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   enum class State : std::uint8_t { kNew, kStarting, kPreparing, kArriving, kActive, kOver };
 
   Executor::Owner owner() const { return context_.session->key(); }
+  absl::StatusOr<bool> Step(kernels::Stream& stream);
   void TakePlaces(bool may_run_here);
   void Ready();
   void AdvanceLocked(Lock lock, bool may_run_here);

@@ -28,15 +28,23 @@ std::int64_t Aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 
 class PrefillBatch {
  public:
-  PrefillBatch(const Environment& environment, kernels::Stream& stream) : environment_(environment), stream_(stream) {}
+  PrefillBatch(const Environment& environment, absl::Span<UnaryPrefill* const> calls, kernels::Stream& stream)
+      : environment_(environment), calls_(static_cast<std::int64_t>(calls.size())) {
+    const bool all_end_on_device =
+        std::all_of(calls.begin(), calls.end(), [](const UnaryPrefill* call) { return call->EndsOnDevice(); });
+    if (all_end_on_device) own_stream_ = environment.executor.TakeStream(calls_);
+    stream_ = own_stream_ != nullptr ? own_stream_.get() : &stream;
+  }
 
   void Run(absl::Span<UnaryPrefill* const> calls) {
     started_ = cache::SteadyNow();
     members_.reserve(calls.size());  // results point to them
     for (UnaryPrefill* call : calls) {
       call->result_.timing.queue_us = absl::ToInt64Microseconds(started_ - call->created_);
-      members_.push_back({.call = call, .status = CheckPositions(call->plan_, call->cache())});
+      members_.push_back(
+          {.call = call, .owner = call->shared_from_this(), .status = CheckPositions(call->plan_, call->cache())});
       Member& member = members_.back();
+      if (member.status.ok()) member.status = call->JoinEarlierCalls(*stream_);
       member.segment = WholeCall(call->plan_);
       member.host = call->memory_;
       member.reached = member.host;
@@ -46,30 +54,46 @@ class PrefillBatch {
       Commit();
     } else if (absl::IsResourceExhausted(staged)) {
       // There is no memory for all at once. What each takes it has reserved.
-      ForEachActive([this](Member& member) { member.status = member.call->Execute(stream_); });
+      ForEachActive([this](Member& member) { member.status = member.call->Execute(*stream_); });
     } else {
       FailAll(staged);
     }
-    // Whoever is told may rely on the memory being free.
-    decays_.clear();
-    host_block_.Reset();
-    device_block_.Reset();
+    if (!IsUnderWay()) End();
   }
 
+  /// Whether the work goes on, for calls that have been answered.
+  bool IsUnderWay() const { return launched_ != nullptr; }
+
+  /// Whether it does not any more. True also when that cannot be found out, which is then the status of these calls.
+  bool HasEnded() {
+    const absl::StatusOr<bool> happened = environment_.backend.HasHappened(*launched_);
+    if (happened.ok() && !*happened) return false;
+    if (!happened.ok()) FailAnswered(happened.status());
+    launched_ = nullptr;
+    End();
+    return true;
+  }
+
+  /// Tells those whose work is not under way.
   void Tell() {
     for (Member& member : members_) {
+      if (member.call == nullptr || (IsUnderWay() && member.answered)) continue;
       if (member.status.ok()) {
         member.call->StepDone(true);
       } else {
         member.call->StepDone(member.status);
       }
+      member.call = nullptr;
+      member.owner = nullptr;
     }
   }
 
  private:
   struct Member {
-    UnaryPrefill* call = nullptr;
-    absl::Status status;  // an error: it takes no part any more
+    UnaryPrefill* call = nullptr;        // nullptr once it has been told
+    std::shared_ptr<OrderedCall> owner;  // of `call`
+    absl::Status status;                 // an error: it takes no part any more
+    bool answered = false;
     Segment segment = {};
     SegmentMemory host = {};     // as the call has it
     SegmentMemory reached = {};  // as the arithmetic reaches it
@@ -88,6 +112,24 @@ class PrefillBatch {
     for (Member& member : members_) member.status.Update(status);
   }
 
+  /// Their slots are others' by now, so nothing but the loss of the device could explain what these hold.
+  void FailAnswered(const absl::Status& status) {
+    for (Member& member : members_) {
+      if (member.answered) {
+        member.status.Update(
+            absl::UnavailableError(absl::StrCat("a prefill that was launched has failed: ", status.message())));
+      }
+    }
+  }
+
+  /// Whoever is told may rely on the memory being free.
+  void End() {
+    decays_.clear();
+    host_block_.Reset();
+    device_block_.Reset();
+    if (own_stream_ != nullptr) environment_.executor.GiveBack(std::move(own_stream_), calls_);
+  }
+
   /// Puts everything where the arithmetic reaches it.
   absl::Status Stage() {
     absl::Status status = environment_.device_staging == nullptr ? ConvertDecays() : StageOnDevice();
@@ -97,7 +139,7 @@ class PrefillBatch {
       const UnaryPrefill& call = *member.call;
       if (call.ready_event_ != nullptr) {
         // It has happened, but only this makes what came before it visible to the stream.
-        member.status = environment_.backend.memory_sharing()->WaitForEvent(call.ready_event_->data(), stream_);
+        member.status = environment_.backend.memory_sharing()->WaitForEvent(call.ready_event_->data(), *stream_);
         if (!member.status.ok()) continue;
       }
       member.launch = DescribeSegment(call.plan_, member.segment, member.reached, [&](std::int64_t n, bool, bool) {
@@ -203,7 +245,7 @@ class PrefillBatch {
     results_end_ = offset;
     if (results_begin_ == 0) return absl::OkStatus();
     const kernels::ByteCopy copy = {device_block_.data(), host_block_.data(), static_cast<std::size_t>(results_begin_)};
-    return environment_.backend.CopyBytes({&copy, 1}, stream_);
+    return environment_.backend.CopyBytes({&copy, 1}, *stream_);
   }
 
   /// Beside what the calls have reserved for being run alone, which they then do not use.
@@ -225,17 +267,25 @@ class PrefillBatch {
     ForEachActive([](Member& member) { member.status = member.call->BeginCommit(); });
     RunRecurrences();
     ForEachActive([this](Member& member) {
-      member.status = member.call->CompleteOnDevice(member.host, member.segment, stream_);
+      member.status = member.call->CompleteOnDevice(member.host, member.segment, *stream_);
     });
     DownloadResults();
-    AnswerEarly(staged);
-    if (absl::Status status = environment_.backend.Synchronize(stream_); !status.ok()) return FailAll(status);
+    std::shared_ptr<kernels::Event> launched = AnswerEarly(staged);
+    if (launched != nullptr && own_stream_ != nullptr) {
+      launched_ = std::move(launched);
+      return;
+    }
+    if (absl::Status status = environment_.backend.Synchronize(*stream_); !status.ok()) {
+      FailAnswered(status);
+      return FailAll(status);
+    }
     const absl::Time computed = cache::SteadyNow();
     for (const Result& result : results_) {
       if (!result.member->status.ok()) continue;
       std::memcpy(result.to, host_block_.data() + result.offset, static_cast<std::size_t>(result.bytes));
     }
     ForEachActive([&](Member& member) {
+      if (member.answered) return;
       UnaryPrefill& call = *member.call;
       if (!member.host.on_device.v_new) ZeroUnusedRows(call.plan_, member.segment, member.host.v_new);
       AdvancePositions(call.plan_, call.cache());
@@ -244,17 +294,27 @@ class PrefillBatch {
     });
   }
 
-  /// Those whose results are all in the device's memory need not wait: their clients wait for the event.
-  void AnswerEarly(absl::Time staged) {
+  /// Those whose results are all in the device's memory need not wait, nor need later calls on their slots: their
+  /// clients wait for the done event, and these calls' streams for the one that is returned; nullptr if there is none
+  /// of this kind.
+  std::shared_ptr<kernels::Event> AnswerEarly(absl::Time staged) {
+    std::shared_ptr<kernels::Event> launched;
     ForEachActive([&](Member& member) {
       UnaryPrefill& call = *member.call;
-      const bool awaited = std::any_of(results_.begin(), results_.end(),
-                                       [&member](const Result& result) { return result.member == &member; });
-      if (call.done_event_ == nullptr || awaited) return;
-      call.result_.positions = PositionsAfter(call.plan_, call.cache());
+      if (!call.EndsOnDevice()) return;
+      if (launched == nullptr) {
+        absl::StatusOr<std::unique_ptr<kernels::Event>> event = environment_.backend.Record(*stream_);
+        if (!event.ok()) return;  // then they wait
+        launched = *std::move(event);
+      }
+      AdvancePositions(call.plan_, call.cache());
+      call.result_.positions = Positions(call.plan_, call.cache());
+      member.answered = true;
+      call.HandOver(launched);
       SetTiming(call.result_.timing, call.created_, staged, cache::SteadyNow());
       call.Answer();
     });
+    return launched;
   }
 
   void SetTiming(PrefillTiming& timing, absl::Time created, absl::Time staged, absl::Time computed) const {
@@ -274,11 +334,11 @@ class PrefillBatch {
       sequences.insert(sequences.end(), own.begin(), own.end());
     });
     if (sequences.empty()) return;
-    const absl::Status together = environment_.backend.RunRecurrence(shape, sequences, stream_);
+    const absl::Status together = environment_.backend.RunRecurrence(shape, sequences, *stream_);
     if (together.ok()) return;
     if (absl::IsUnavailable(together)) return FailAll(together);
     ForEachActive([&](Member& member) {
-      member.status = environment_.backend.RunRecurrence(shape, member.launch.sequences, stream_);
+      member.status = environment_.backend.RunRecurrence(shape, member.launch.sequences, *stream_);
     });
   }
 
@@ -286,7 +346,7 @@ class PrefillBatch {
     if (results_.empty()) return;
     const kernels::ByteCopy copy = {host_block_.data() + results_begin_, device_block_.data() + results_begin_,
                                     static_cast<std::size_t>(results_end_ - results_begin_)};
-    const absl::Status status = environment_.backend.CopyBytes({&copy, 1}, stream_);
+    const absl::Status status = environment_.backend.CopyBytes({&copy, 1}, *stream_);
     // It comes behind work that cannot be taken back.
     if (!status.ok()) {
       FailAll(absl::UnavailableError(absl::StrCat("results cannot leave the device: ", status.message())));
@@ -294,7 +354,10 @@ class PrefillBatch {
   }
 
   const Environment& environment_;
-  kernels::Stream& stream_;
+  const std::int64_t calls_;
+  std::unique_ptr<kernels::Stream> own_stream_;  // nullptr where the work ends before Run does
+  kernels::Stream* stream_ = nullptr;
+  std::shared_ptr<kernels::Event> launched_;  // behind work that is under way still
   absl::Time started_;
   std::vector<Member> members_;
 
@@ -308,9 +371,17 @@ class PrefillBatch {
 
 absl::AnyInvocable<void()> RunPrefillBatch(const Environment& environment, absl::Span<UnaryPrefill* const> calls,
                                            kernels::Stream& stream) {
-  auto batch = std::make_unique<PrefillBatch>(environment, stream);
+  auto batch = std::make_unique<PrefillBatch>(environment, calls, stream);
   batch->Run(calls);
-  return [batch = std::move(batch)] { batch->Tell(); };
+  return [&environment, batch = std::move(batch)]() mutable {
+    batch->Tell();
+    if (!batch->IsUnderWay()) return;
+    environment.poller.Watch([batch = std::move(batch)] {
+      if (!batch->HasEnded()) return false;
+      batch->Tell();
+      return true;
+    });
+  };
 }
 
 }  // namespace gdpcache::engine

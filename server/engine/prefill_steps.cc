@@ -88,25 +88,12 @@ std::vector<std::int64_t> Positions(const PrefillPlan& plan, const cache::Cache&
   return positions;
 }
 
-std::vector<std::int64_t> PositionsAfter(const PrefillPlan& plan, const cache::Cache& cache) {
-  std::vector<std::int64_t> positions;
-  positions.reserve(plan.sequences.size());
+void AdvancePositions(const PrefillPlan& plan, cache::Cache& cache) {
   const bool continues = plan.initial_state_source == InitialStateSource::kSlot;
   for (const SequencePlan& sequence : plan.sequences) {
-    if (sequence.slot < 0) {
-      positions.push_back(-1);
-      continue;
-    }
+    if (sequence.slot < 0) continue;
     const std::int64_t before = continues ? cache.slots().Position(plan.layer, sequence.slot) : 0;
-    positions.push_back(before + sequence.length / plan.shape.num_householder);
-  }
-  return positions;
-}
-
-void AdvancePositions(const PrefillPlan& plan, cache::Cache& cache) {
-  const std::vector<std::int64_t> positions = PositionsAfter(plan, cache);
-  for (std::size_t n = 0; n < positions.size(); ++n) {
-    if (positions[n] >= 0) cache.slots().SetPosition(plan.layer, plan.sequences[n].slot, positions[n]);
+    cache.slots().SetPosition(plan.layer, sequence.slot, before + sequence.length / plan.shape.num_householder);
   }
 }
 

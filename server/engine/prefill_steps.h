@@ -29,11 +29,7 @@ absl::Status CheckFinite(kernels::Backend& backend, kernels::Stream& stream, con
 /// Natural logarithms to log2, in float32; `from` and `to` may be the same.
 void NaturalToLog2(const float* from, float* to, std::int64_t elements);
 
-/// What the slots' positions in the call's layer become by it, [N]: ZERO and TENSOR count from 0 again; -1 for
-/// sequences without a slot.
-std::vector<std::int64_t> PositionsAfter(const PrefillPlan& plan, const cache::Cache& cache);
-
-/// Makes them so, for a call that is committed.
+/// Moves the slots' positions in the call's layer on, for a call that is committed: ZERO and TENSOR count from 0 again.
 void AdvancePositions(const PrefillPlan& plan, cache::Cache& cache);
 
 /// Writes the slots' auxiliary bytes out of `auxiliary` ([N, auxiliary_bytes]; nullptr where the call brings none),

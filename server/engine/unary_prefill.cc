@@ -117,8 +117,9 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
       done_event_(request.done_event),
       regions_(request.regions),
       has_snapshots_(!request.snapshots.empty()),
-      here_(WhereToRun(environment, request, plan_)),
       share_(MergedShare(environment, request, plan_)),
+      launch_alone_(HostBytes(request, plan_) == 0 && EndsOnDevice()),
+      here_(WhereToRun(environment, request, plan_)),
       staging_(std::move(staging)),
       device_staging_(std::move(device_staging)),
       done_(std::move(done)),
@@ -126,17 +127,31 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
 
 absl::StatusOr<Places> UnaryPrefill::Arrive() { return TakeSlots(plan_, context(), cache()); }
 
-Executor::Here UnaryPrefill::MayRunHere() const { return WaitsForClient() ? Executor::Here::kNever : here_; }
+Executor::Here UnaryPrefill::MayRunHere() const {
+  // What is only launched keeps no thread, whatever it has to wait for; where it would, it may as well find company.
+  if (launch_alone_) return environment().executor.HasStream() ? Executor::Here::kAlways : Executor::Here::kNever;
+  return WaitsForClient() || ComesBehindWork() ? Executor::Here::kNever : here_;
+}
+
+bool UnaryPrefill::EndsOnDevice() const {
+  const auto ends = [](const void* result, bool on_device) { return result == nullptr || on_device; };
+  return done_event_ != nullptr && IsMergeable() && ends(memory_.h, memory_.on_device.h) &&
+         ends(memory_.v_new, memory_.on_device.v_new) && ends(memory_.final_state, memory_.on_device.final_state);
+}
+
+bool UnaryPrefill::IsMergeable() const {
+  if (plan_.check_finite || plan_.has_auxiliary_state || has_snapshots_) return false;
+  if (plan_.natural_decay && memory_.on_device.g) return false;  // has to come to the host first
+  // A done event is worth an early answer, even without company.
+  return share_ <= kLargestMergedShare || done_event_ != nullptr;
+}
 
 bool UnaryPrefill::WaitsForClient() const {
   return ready_event_ != nullptr && !environment().backend.memory_sharing()->HasHappened(ready_event_->data());
 }
 
-MergeableTask* UnaryPrefill::AsMergeable() {
-  if (plan_.check_finite || plan_.has_auxiliary_state || has_snapshots_) return nullptr;
-  if (plan_.natural_decay && memory_.on_device.g) return nullptr;  // has to come to the host first
-  // A done event is worth an early answer, even without company.
-  if (share_ > kLargestMergedShare && done_event_ == nullptr) return nullptr;
+MergeableTask* UnaryPrefill::AsMergeable(Executor::Here here) {
+  if (!IsMergeable() || (here == Executor::Here::kAlways && !launch_alone_)) return nullptr;
   waits_for_client_ = WaitsForClient();
   return this;
 }

@@ -28,7 +28,9 @@ struct PrefillOutputs {
 };
 
 /// A prefill whose tensors are all in memory. Computes in place, in one launch, which is its commit. Small ones that
-/// wait for a worker at the same time share their launch, see PrefillBatch.
+/// wait for a worker at the same time share their launch, see PrefillBatch. One whose results are all in the device's
+/// memory and that has a done event is over for its caller once it has been launched, and so are its slots for later
+/// calls, which come behind it on their streams; no thread waits for its end.
 class UnaryPrefill final : public OneStepCall, public MergeableTask {
  public:
   /// Validates and reserves; see Engine::Prefill.
@@ -62,6 +64,9 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
   Executor::Here MayRunHere() const override;
   /// Whether the GPU has to wait for the client's before it can start.
   bool WaitsForClient() const;
+  bool IsMergeable() const;
+  /// Whether nothing is left for the host to do once the call has been launched.
+  bool EndsOnDevice() const;
   double StepWork() const override { return share_ + kLaunchWork; }
   absl::Status Execute(kernels::Stream& stream) override;
   /// Puts the call's decays, which are natural logarithms, into `converted`, in host memory, and `memory` onto that.
@@ -75,8 +80,8 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
     regions_.clear();
   }
   void Finish(absl::Status status) override;
-  MergeableTask* AsMergeable() override;
-  /// Tells the caller of the success, before the call is over.
+  MergeableTask* AsMergeable(Executor::Here here) override;
+  /// Tells the caller of the success.
   void Answer();
 
   const PrefillPlan plan_;
@@ -86,8 +91,9 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
   const cache::Region* const done_event_;
   std::vector<std::shared_ptr<const cache::Region>> regions_;
   const bool has_snapshots_;
-  const Executor::Here here_;
   const double share_;
+  const bool launch_alone_;  // is what the host has to do
+  const Executor::Here here_;
   bool waits_for_client_ = false;  // for ready_event_, when a worker was asked for
   std::shared_ptr<StagingAccount> staging_;
   std::shared_ptr<StagingAccount> device_staging_;

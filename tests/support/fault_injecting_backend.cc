@@ -112,4 +112,14 @@ absl::Status FaultInjectingBackend::Wait(kernels::Event& event) {
   return real_.Wait(event);
 }
 
+absl::StatusOr<bool> FaultInjectingBackend::HasHappened(kernels::Event& event) {
+  if (absl::Status status = Enter(Operation::kQuery); !status.ok()) return status;
+  return real_.HasHappened(event);
+}
+
+absl::Status FaultInjectingBackend::Await(kernels::Event& event, kernels::Stream& stream) {
+  if (absl::Status status = Enter(Operation::kAwait); !status.ok()) return status;
+  return real_.Await(event, stream);
+}
+
 }  // namespace gdpcache::test

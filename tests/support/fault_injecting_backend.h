@@ -24,8 +24,10 @@ class FaultInjectingBackend final : public kernels::Backend {
     kFindNonFinite,
     kRecord,
     kSynchronize,  // Wait too
+    kQuery,
+    kAwait,
   };
-  static constexpr std::size_t kOperations = 9;
+  static constexpr std::size_t kOperations = 11;
 
   /// `real` must outlive this.
   explicit FaultInjectingBackend(kernels::Backend& real) : real_(real) {}
@@ -42,6 +44,7 @@ class FaultInjectingBackend final : public kernels::Backend {
   std::int64_t calls(Operation operation) const;
 
   kernels::DeviceInfo device_info() const override { return real_.device_info(); }
+  kernels::MemorySharing* memory_sharing() override { return real_.memory_sharing(); }
   absl::StatusOr<kernels::Buffer> Allocate(std::size_t size, kernels::MemoryKind kind) override;
   absl::StatusOr<std::unique_ptr<kernels::Stream>> CreateStream() override;
   absl::Status RunRecurrence(const kernels::RecurrenceShape& shape, absl::Span<const kernels::Sequence> sequences,
@@ -57,6 +60,8 @@ class FaultInjectingBackend final : public kernels::Backend {
   absl::Status Synchronize(kernels::Stream& stream) override;
   absl::StatusOr<std::unique_ptr<kernels::Event>> Record(kernels::Stream& stream) override;
   absl::Status Wait(kernels::Event& event) override;
+  absl::StatusOr<bool> HasHappened(kernels::Event& event) override;
+  absl::Status Await(kernels::Event& event, kernels::Stream& stream) override;
 
  private:
   struct Plan {

@@ -14,7 +14,7 @@ namespace gdpcache::test {
 /// whoever touches device memory by hand crashes, and arithmetic on host memory is refused (INTERNAL). Work is done in
 /// the worst order and at the worst time that a stream allows, so that whoever does not wait gets wrong results: copies
 /// ahead at once, the rest when somebody waits for it, copies aside last. What is wrong with it comes out then, too.
-/// Thread-safe.
+/// Thread-safe, but for events, which are the stream's thread's; its streams cannot wait for each other.
 class SeparateMemoryBackend final : public kernels::Backend {
  public:
   /// `real` must outlive this.

@@ -15,6 +15,7 @@ namespace gdpcache::cache {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 using Claim = SlotSequencer::Claim;
 
@@ -70,6 +71,50 @@ TEST_F(SlotSequencerTest, DuplicatePlacesCountOnce) {
   EXPECT_THAT(ready_, ElementsAre(1));
   first.Release();
   EXPECT_THAT(ready_, ElementsAre(1, 2));
+}
+
+TEST_F(SlotSequencerTest, PlacesThatAreHandedOverTellLaterClaimsOfTheWorkUntilItsClaimIsReleased) {
+  const auto work = std::make_shared<kernels::Event>();
+  Claim first = Enqueue(1, {0, 1}, {3});
+  Claim second = Enqueue(2, {0}, {3, 4});
+  const Claim elsewhere = Enqueue(3, {0}, {5});
+  EXPECT_THAT(first.Unfinished(), IsEmpty());
+  first.HandOver(work);
+  EXPECT_THAT(ready_, ElementsAre(1, 3, 2));
+  EXPECT_THAT(second.Unfinished(), ElementsAre(work));
+  EXPECT_THAT(elsewhere.Unfinished(), IsEmpty());
+  second.Release();  // which has nothing to do with whether the work is complete
+  Claim third = Enqueue(4, {0, 1}, {3, 4});
+  EXPECT_THAT(ready_, ElementsAre(1, 3, 2, 4));
+  EXPECT_THAT(third.Unfinished(), ElementsAre(work)) << "once, though at two places";
+  first.Release();
+  EXPECT_THAT(third.Unfinished(), IsEmpty());
+  EXPECT_EQ(work.use_count(), 1);
+}
+
+TEST_F(SlotSequencerTest, WorkThatComesBehindOtherWorkTakesItsPlace) {
+  const auto earlier = std::make_shared<kernels::Event>();
+  const auto later = std::make_shared<kernels::Event>();
+  Claim first = Enqueue(1, {0}, {3, 4});
+  first.HandOver(earlier);
+  Claim second = Enqueue(2, {0}, {4, 5});
+  second.HandOver(later);
+  const Claim third = Enqueue(3, {0}, {3, 4, 5});
+  EXPECT_THAT(third.Unfinished(), ElementsAre(earlier, later));
+  first.Release();
+  EXPECT_THAT(third.Unfinished(), ElementsAre(later));
+  second.Release();
+  EXPECT_THAT(third.Unfinished(), IsEmpty());
+}
+
+TEST_F(SlotSequencerTest, AClaimMayOutliveItsSequencerWithWorkUnderWay) {
+  const auto work = std::make_shared<kernels::Event>();
+  auto sequencer = std::make_unique<SlotSequencer>(4);
+  Claim claim = sequencer->Enqueue(std::vector<std::int64_t>{0}, std::vector<std::int64_t>{1}, [] {});
+  claim.HandOver(work);
+  sequencer.reset();
+  claim.Release();
+  EXPECT_EQ(work.use_count(), 1);
 }
 
 TEST_F(SlotSequencerTest, AClaimOfNothingIsReadyAtOnce) {

@@ -61,7 +61,9 @@ Tiers DeviceTier(std::int64_t bytes) {
 World::World(const EngineOptions& options, Memory memory, const Tiers& tiers)
     : cpu(CpuBackend()),
       separate(*cpu),
-      backend(memory == Memory::kSeparate ? static_cast<kernels::Backend&>(separate) : *cpu),
+      device(memory == Memory::kAsynchronous ? std::make_unique<test::AsynchronousBackend>(separate) : nullptr),
+      backend(memory == Memory::kUnified ? *cpu
+                                         : (device != nullptr ? static_cast<kernels::Backend&>(*device) : separate)),
       reporting(backend, [this](const absl::Status&) { ++losses; }),
       catalog(reporting, clock, kLimits, [this](cache::SessionKey session) { store->EndSession(session); }) {
   auto made =

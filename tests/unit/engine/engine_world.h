@@ -25,6 +25,7 @@
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/engine.h"
 #include "tests/reference/problem.h"
+#include "tests/support/asynchronous_backend.h"
 #include "tests/support/fault_injecting_backend.h"
 #include "tests/support/manual_clock.h"
 #include "tests/support/separate_memory_backend.h"
@@ -68,8 +69,8 @@ T Complete(Make make) {
   return outcome.Take();
 }
 
-/// Whether the backend's device memory is the host's.
-enum class Memory : std::uint8_t { kUnified, kSeparate };
+/// Whether the backend's device memory is the host's, and if not, whether it has a thread of its own, too.
+enum class Memory : std::uint8_t { kUnified, kSeparate, kAsynchronous };
 
 /// Where a world keeps its snapshots.
 using Tiers = std::function<std::vector<cache::StoreTier>(kernels::Backend&)>;
@@ -90,6 +91,7 @@ struct World {
 
   std::unique_ptr<kernels::Backend> cpu;
   test::SeparateMemoryBackend separate;
+  const std::unique_ptr<test::AsynchronousBackend> device;  // kAsynchronous only
   test::FaultInjectingBackend backend;
   std::atomic<std::int64_t> losses = 0;  // of the device, as they are reported
   kernels::LossReportingBackend reporting;

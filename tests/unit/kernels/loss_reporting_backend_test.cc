@@ -33,6 +33,8 @@ class LossReportingBackendTest : public ::testing::Test {
         {Operation::kRecord, [&] { return backend_.Record(stream).status(); }},
         {Operation::kSynchronize, [&] { return backend_.Synchronize(stream); }},
         {Operation::kSynchronize, [&] { return backend_.Wait(*event_); }},
+        {Operation::kQuery, [&] { return backend_.HasHappened(*event_).status(); }},
+        {Operation::kAwait, [&] { return backend_.Await(*event_, stream); }},
     };
   }
 
@@ -63,7 +65,7 @@ TEST_F(LossReportingBackendTest, OtherErrorsAreTheCallersUnlessAWaitFails) {
       SCOPED_TRACE(static_cast<int>(operation));
       reports_.clear();
       faulty_.FailAfter(operation, 0, error);
-      const bool waits = operation == Operation::kSynchronize;
+      const bool waits = operation == Operation::kSynchronize || operation == Operation::kQuery;
       EXPECT_EQ(call(), waits ? absl::UnavailableError(error.message()) : error);
       EXPECT_EQ(reports_.size(), waits ? 1 : 0);
     }

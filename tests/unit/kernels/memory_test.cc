@@ -356,6 +356,28 @@ TEST_P(MemoryTest, CopiesAheadAndAsideMeetTheWorkBetweenThem) {
   ASSERT_TRUE(backend().Synchronize(stream()).ok());
 }
 
+TEST_P(MemoryTest, StreamsThatAwaitAnEventOfAnotherComeBehindItsWork) {
+  constexpr int kRounds = 20;
+  const std::vector<std::byte> zeros(std::size_t{1} << 22);
+  const auto source = Place(std::vector<std::byte>(zeros.size(), std::byte{0x42}));
+  const kernels::Buffer between = Allocate(zeros.size());
+  const auto to = Place(zeros);
+  auto other = backend().CreateStream();
+  ASSERT_TRUE(other.ok()) << other.status();
+  for (int round = 0; round < kRounds; ++round) {
+    ASSERT_TRUE(backend().ZeroBytes({{between.data(), zeros.size()}, {to->data(), zeros.size()}}, stream()).ok());
+    ASSERT_TRUE(backend().CopyBytes({{between.data(), source->data(), zeros.size()}}, stream()).ok());
+    auto event = backend().Record(stream());
+    ASSERT_TRUE(event.ok()) << event.status();
+    ASSERT_TRUE(backend().Await(**event, **other).ok());
+    const auto shared = std::shared_ptr<kernels::Event>(*std::move(event));
+    ASSERT_TRUE(backend().CopyBytes({{to->data(), between.data(), zeros.size()}}, **other).ok());
+    ASSERT_TRUE(backend().Synchronize(**other).ok());
+    EXPECT_EQ(backend().HasHappened(*shared).value(), true);
+    ASSERT_TRUE(to->Download() == source->Download()) << round;
+  }
+}
+
 TEST_P(MemoryTest, RunningOutOfDeviceMemoryLosesNothing) {
   if (backend().device_info().unified_memory) GTEST_SKIP() << "a host promises more memory than it has";
   const std::vector<std::byte> pattern(1 << 16, std::byte{0x5C});
