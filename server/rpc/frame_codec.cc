@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "gdpcache/v1/tensor.pb.h"
 #include "server/cache/errors.h"
+#include "server/rpc/lent_slice.h"
 #include "server/rpc/message_memory.h"
 
 namespace gdpcache::rpc {
@@ -204,12 +205,8 @@ grpc::ByteBuffer EncodeData(engine::StreamTensor tensor, std::int64_t offset, co
   std::memcpy(end, fields.data(), fields_size);
   end += fields_size;
 
-  using Owner = std::shared_ptr<const void>;
-  const std::array<grpc::Slice, 2> slices = {
-      grpc::Slice(head.data(), static_cast<std::size_t>(end - head.data())),
-      grpc::Slice(
-          const_cast<std::byte*>(data), static_cast<std::size_t>(size),  // NOLINT: gRPC only reads it
-          [](void* kept) { delete static_cast<Owner*>(kept); }, new Owner(std::move(owner)))};
+  const std::array<grpc::Slice, 2> slices = {grpc::Slice(head.data(), static_cast<std::size_t>(end - head.data())),
+                                             LendSlice(data, static_cast<std::size_t>(size), std::move(owner))};
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gdpcache/v1/snapshot.pb.h"
+#include "server/rpc/lent_slice.h"
 #include "server/rpc/message_memory.h"
 
 namespace gdpcache::rpc {
@@ -29,12 +30,6 @@ constexpr std::uint32_t kPayloadTag =
 constexpr std::size_t kMinLentBytes = 4'096;
 
 absl::Status Malformed() { return absl::InvalidArgumentError("the message is not what the protocol says"); }
-
-grpc::Slice Lend(const kernels::ByteRange& range, const std::shared_ptr<const void>& owner) {
-  using Owner = std::shared_ptr<const void>;
-  return grpc::Slice(
-      range.data, range.size, [](void* kept) { delete static_cast<Owner*>(kept); }, new Owner(owner));
-}
 
 bool ReadFrame(CodedInputStream& input, google::protobuf::MessageLite& header, PayloadFrame& frame) {
   while (const std::uint32_t tag = input.ReadTag()) {
@@ -79,7 +74,7 @@ grpc::ByteBuffer EncodePayload(const google::protobuf::MessageLite& fields, int 
     }
     if (!copied.empty()) slices.emplace_back(copied);
     copied.clear();
-    slices.push_back(Lend(range, owner));
+    slices.push_back(LendSlice(range.data, range.size, owner));
   }
   if (!copied.empty()) slices.emplace_back(copied);
   return grpc::ByteBuffer(slices.data(), slices.size());

@@ -25,9 +25,13 @@ class DetachedStream : public StreamReactor<Reactor> {
   DetachedStream(const DataPlane& plane, absl::string_view method, grpc::CallbackServerContext& context)
       : StreamReactor<Reactor>(plane, method, context), link_(std::make_shared<Link<DetachedStream>>(this)) {}
 
-  void OnCancel() override { Stop(ClientGone()); }
+  void OnCancel() override {
+    this->MeetOthers();
+    Stop(ClientGone());
+  }
 
   void OnDone() override {
+    this->MeetOthers();
     link_->Cut();
     StreamReactor<Reactor>::OnDone();
   }

@@ -29,13 +29,15 @@ class PrefillStreamReactor final : public Base {
  private:
   void OnReadDone(bool ok) override {
     std::shared_ptr<engine::StreamedPrefill> call;
+    grpc::ByteBuffer frame;  // not kept until the next one has come
     {
       const std::lock_guard lock(mutex_);
       if (finished_) return;
       call = call_;
+      frame.Swap(&frame_);
     }
     if (!ok) return EndOfInput(call.get());
-    const absl::Status status = call == nullptr ? TakeHeader(call) : TakeData(*call);
+    const absl::Status status = call == nullptr ? TakeHeader(frame, call) : TakeData(frame, *call);
     if (!status.ok()) {
       if (call == nullptr) return Fail(status);
       return call->Cancel(status);  // no effect if the call ended with it
@@ -43,13 +45,13 @@ class PrefillStreamReactor final : public Base {
     if (call->WantsInput()) ReadNext();
   }
 
-  absl::Status TakeHeader(std::shared_ptr<engine::StreamedPrefill>& started) {
-    const absl::StatusOr<ParsedFrame> parsed = ParseFrame(frame_, request_);
+  absl::Status TakeHeader(grpc::ByteBuffer& frame, std::shared_ptr<engine::StreamedPrefill>& started) {
+    const absl::StatusOr<ParsedFrame> parsed = ParseFrame(frame, request_);
     if (!parsed.ok()) return parsed.status();
     if (parsed->kind != ParsedFrame::Kind::kHeader) {
       return absl::InvalidArgumentError("the first frame holds no request");
     }
-    frame_.Clear();
+    frame.Clear();
     {
       const std::lock_guard lock(mutex_);
       rpc_.SetRequestId(request_.request_id());
@@ -65,12 +67,10 @@ class PrefillStreamReactor final : public Base {
     return absl::OkStatus();
   }
 
-  absl::Status TakeData(engine::StreamedPrefill& call) {
+  absl::Status TakeData(grpc::ByteBuffer& frame, engine::StreamedPrefill& call) {
     Renew();
     v1::PrefillRequest second;
-    const absl::Status status = DeliverFrame(frame_, second, call);
-    frame_.Clear();
-    return status;
+    return DeliverFrame(frame, second, call);
   }
 
   void EndOfInput(engine::StreamedPrefill* call) {
@@ -102,10 +102,9 @@ class PrefillStreamReactor final : public Base {
 
   grpc::Status FinalStatusLocked() override { return rpc_.End(timing_); }
 
-  // Of the reading thread until the call is started, request_ read-only then.
-  grpc::ByteBuffer frame_;
-  v1::PrefillRequest request_;
+  v1::PrefillRequest request_;  // of the reading thread until the call is started, read-only then
 
+  grpc::ByteBuffer frame_;  // the mutex guards it, but for gRPC
   engine::PrefillTiming timing_;  // once it is complete; the mutex guards it
 };
 

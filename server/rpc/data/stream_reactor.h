@@ -17,7 +17,9 @@ namespace gdpcache::rpc {
 ///
 /// Several threads may be in it at once: gRPC's and the engine's. The mutex guards what they share and makes each
 /// operation of gRPC's that they start one decision with the state that it depends on; it is never held over a call of
-/// the engine, which calls back. Functions named ...Locked want it held.
+/// the engine, which calls back. Functions named ...Locked want it held. Whatever gRPC calls begins with it, even if
+/// only by MeetOthers: ThreadSanitizer cannot see the order that gRPC keeps, and so takes what the constructor wrote,
+/// or the last reaction, for somebody else's doing at the same time.
 template <typename Reactor>
 class StreamReactor : public Reactor {
  protected:
@@ -25,9 +27,11 @@ class StreamReactor : public Reactor {
       : plane_(plane), context_(context), rpc_(plane.log, method, context) {}
 
   void OnDone() override {
-    { const std::lock_guard lock(mutex_); }  // behind whoever has finished
+    MeetOthers();
     delete this;
   }
+
+  void MeetOthers() { const std::lock_guard lock(mutex_); }
 
   /// Finishes the RPC with an error, unless it is finished.
   void Fail(const absl::Status& status) {
