@@ -80,19 +80,19 @@ class FakeServer::Service : public v1::StateCache::Service {
 
   grpc::Status PrefillStream(grpc::ServerContext* context, FakeServer::PrefillStream* stream) override {
     const Ordered ordered(&fake_);
-    return fake_.prefill_stream(context, stream);
+    return Now(fake_.prefill_stream)(context, stream);
   }
 
   grpc::Status ReadSlots(grpc::ServerContext*, const v1::ReadSlotsRequest* request,
                          grpc::ServerWriter<v1::ReadSlotsFrame>* writer) override {
     const Ordered ordered(&fake_);
-    return fake_.read_slots(*request, writer);
+    return Now(fake_.read_slots)(*request, writer);
   }
 
   grpc::Status WriteSlots(grpc::ServerContext*, grpc::ServerReader<v1::WriteSlotsFrame>* reader,
                           v1::WriteSlotsResponse*) override {
     const Ordered ordered(&fake_);
-    return fake_.write_slots(reader);
+    return Now(fake_.write_slots)(reader);
   }
 
   grpc::Status LookupPrefix(grpc::ServerContext*, const v1::LookupPrefixRequest* request,
@@ -104,19 +104,19 @@ class FakeServer::Service : public v1::StateCache::Service {
   grpc::Status WatchSnapshots(grpc::ServerContext* context, const v1::WatchSnapshotsRequest* request,
                               grpc::ServerWriter<v1::WatchSnapshotsResponse>* writer) override {
     const Ordered ordered(&fake_);
-    return fake_.watch_snapshots(*request, context, writer);
+    return Now(fake_.watch_snapshots)(*request, context, writer);
   }
 
   grpc::Status ReadSnapshot(grpc::ServerContext*, const v1::ReadSnapshotRequest* request,
                             grpc::ServerWriter<v1::ReadSnapshotResponse>* writer) override {
     const Ordered ordered(&fake_);
-    return fake_.read_snapshot(*request, writer);
+    return Now(fake_.read_snapshot)(*request, writer);
   }
 
   grpc::Status WriteSnapshot(grpc::ServerContext*, grpc::ServerReader<v1::WriteSnapshotRequest>* reader,
                              v1::WriteSnapshotResponse* response) override {
     const Ordered ordered(&fake_);
-    return fake_.write_snapshot(reader, response);
+    return Now(fake_.write_snapshot)(reader, response);
   }
 
   grpc::Status QueryWriteStatus(grpc::ServerContext*, const v1::QueryWriteStatusRequest* request,
@@ -126,6 +126,14 @@ class FakeServer::Service : public v1::StateCache::Service {
   }
 
  private:
+  /// Of a stream's handler, which the test may change while it runs: its client may have seen enough.
+  template <typename Handler>
+  Handler Now(const Handler& handler) {
+    Handler copy;
+    fake_.Change([&] { copy = handler; });
+    return copy;
+  }
+
   FakeServer& fake_;
 };
 
