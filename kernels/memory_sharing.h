@@ -41,10 +41,11 @@ class MemorySharing {
   virtual absl::StatusOr<void*> OpenEvent(absl::string_view handle) = 0;
   virtual void CloseEvent(void* event) noexcept = 0;
 
-  /// Whether all work that the event was last recorded behind is complete.
+  /// Whether all work that the event was last recorded behind is complete: then work that a stream is given from now on
+  /// finds what it has written. No stream is let wait for such an event. Its client may see to it that it never
+  /// happens, and a stream that waits cannot be stopped: it holds up others, which share the device's queues, and all
+  /// that waits for the whole device, as freeing memory does.
   virtual bool HasHappened(void* event) = 0;
-  /// Later work of the stream begins behind what the event was last recorded behind.
-  virtual absl::Status WaitForEvent(void* event, Stream& stream) = 0;
   /// The event happens when all earlier work of the stream is complete.
   virtual absl::Status RecordEvent(void* event, Stream& stream) = 0;
 };

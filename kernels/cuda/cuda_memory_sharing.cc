@@ -111,13 +111,6 @@ bool CudaMemorySharing::HasHappened(void* event) {
   return false;
 }
 
-absl::Status CudaMemorySharing::WaitForEvent(void* event, Stream& stream) {
-  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
-  GDPCACHE_RETURN_IF_CUDA_ERROR(
-      cudaStreamWaitEvent(static_cast<CudaStream&>(stream).get(), static_cast<cudaEvent_t>(event), 0));
-  return absl::OkStatus();
-}
-
 absl::Status CudaMemorySharing::RecordEvent(void* event, Stream& stream) {
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
   GDPCACHE_RETURN_IF_CUDA_ERROR(

@@ -22,7 +22,6 @@ class CudaMemorySharing final : public MemorySharing {
   absl::StatusOr<void*> OpenEvent(absl::string_view handle) override;
   void CloseEvent(void* event) noexcept override;
   bool HasHappened(void* event) override;
-  absl::Status WaitForEvent(void* event, Stream& stream) override;
   absl::Status RecordEvent(void* event, Stream& stream) override;
 
  private:

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/engine/admission.h"
@@ -22,6 +23,8 @@ struct EngineOptions {
   AdmissionLimits admission = {};
   /// A unary answer's tensors; larger ones must be streamed.
   std::int64_t max_unary_output_bytes = std::int64_t{64} << 20;
+  /// From a unary call's coming to its ready event.
+  absl::Duration max_ready_wait = absl::Seconds(10);
   /// Inputs and results of one segment of a streamed prefill, about; less when staging_bytes is small.
   std::int64_t segment_bytes = std::int64_t{4} << 20;
 

@@ -110,6 +110,8 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   /// Ends the call with `reason`, as Cancel does, or runs the next step if there is one. Gives up the lock.
   void FailLocked(Lock lock, absl::Status reason);
   void AdvanceLocked(Lock lock) { AdvanceLocked(std::move(lock), false); }
+  /// The same; the step may run on this thread, see MayRunHere.
+  void AdvanceLocked(Lock lock, bool may_run_here);
 
  private:
   enum class State : std::uint8_t { kNew, kStarting, kPreparing, kArriving, kActive, kOver };
@@ -118,7 +120,6 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   absl::StatusOr<bool> Step(kernels::Stream& stream);
   void TakePlaces(bool may_run_here);
   void Ready();
-  void AdvanceLocked(Lock lock, bool may_run_here);
   void Conclude(absl::Status status, bool arrived);
 
   const Environment& environment_;

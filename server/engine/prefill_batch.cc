@@ -137,11 +137,6 @@ class PrefillBatch {
     for (Member& member : members_) {
       if (!member.status.ok()) continue;
       const UnaryPrefill& call = *member.call;
-      if (call.ready_event_ != nullptr) {
-        // It has happened, but only this makes what came before it visible to the stream.
-        member.status = environment_.backend.memory_sharing()->WaitForEvent(call.ready_event_->data(), *stream_);
-        if (!member.status.ok()) continue;
-      }
       member.launch = DescribeSegment(call.plan_, member.segment, member.reached, [&](std::int64_t n, bool, bool) {
         return StatesInPlace(call.plan_, call.cache(), member.reached.initial_state, n);
       });

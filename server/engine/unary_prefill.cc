@@ -125,12 +125,40 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
       done_(std::move(done)),
       created_(cache::SteadyNow()) {}
 
-absl::StatusOr<Places> UnaryPrefill::Arrive() { return TakeSlots(plan_, context(), cache()); }
+absl::StatusOr<Places> UnaryPrefill::Arrive() {
+  absl::StatusOr<Places> places = TakeSlots(plan_, context(), cache());
+  if (places.ok()) AwaitInputs();
+  return places;
+}
+
+void UnaryPrefill::AwaitInputs() {
+  if (ready_event_ != nullptr && !environment().backend.memory_sharing()->HasHappened(ready_event_->data())) {
+    return environment().poller.Watch(
+        [self = std::static_pointer_cast<UnaryPrefill>(shared_from_this())] { return self->LookForInputs(); });
+  }
+  const std::lock_guard lock(mutex());
+  inputs_ready_ = true;
+}
+
+bool UnaryPrefill::LookForInputs() {
+  Lock lock(mutex());
+  if (EndedLocked().has_value()) return true;  // and the event may be gone
+  if (environment().backend.memory_sharing()->HasHappened(ready_event_->data())) {
+    inputs_ready_ = true;
+    AdvanceLocked(std::move(lock), launch_alone_);
+    return true;
+  }
+  const absl::Duration limit = environment().options.max_ready_wait;
+  if (cache::SteadyNow() - created_ < limit) return false;
+  FailLocked(std::move(lock), absl::DeadlineExceededError(
+                                  absl::StrCat("ready_event has not happened within ", absl::FormatDuration(limit))));
+  return true;
+}
 
 Executor::Here UnaryPrefill::MayRunHere() const {
   // What is only launched keeps no thread, whatever it has to wait for; where it would, it may as well find company.
   if (launch_alone_) return environment().executor.HasStream() ? Executor::Here::kAlways : Executor::Here::kNever;
-  return WaitsForClient() || ComesBehindWork() ? Executor::Here::kNever : here_;
+  return ComesBehindWork() ? Executor::Here::kNever : here_;
 }
 
 bool UnaryPrefill::EndsOnDevice() const {
@@ -146,21 +174,14 @@ bool UnaryPrefill::IsMergeable() const {
   return share_ <= kLargestMergedShare || done_event_ != nullptr;
 }
 
-bool UnaryPrefill::WaitsForClient() const {
-  return ready_event_ != nullptr && !environment().backend.memory_sharing()->HasHappened(ready_event_->data());
-}
-
 MergeableTask* UnaryPrefill::AsMergeable(Executor::Here here) {
   if (!IsMergeable() || (here == Executor::Here::kAlways && !launch_alone_)) return nullptr;
-  waits_for_client_ = WaitsForClient();
   return this;
 }
 
 bool UnaryPrefill::MergesWith(const MergeableTask& other) const {
   const auto* const prefill = dynamic_cast<const UnaryPrefill*>(&other);
-  // Nobody is to wait for what another one's client has still to do.
-  return prefill != nullptr && !waits_for_client_ && !prefill->waits_for_client_ && &prefill->cache() == &cache() &&
-         SameShape(prefill->plan_.shape, plan_.shape);
+  return prefill != nullptr && &prefill->cache() == &cache() && SameShape(prefill->plan_.shape, plan_.shape);
 }
 
 absl::AnyInvocable<void()> UnaryPrefill::RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> tasks,
@@ -179,11 +200,6 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
 
   const Segment segment = WholeCall(plan_);
   SegmentMemory memory = memory_;
-  if (ready_event_ != nullptr) {
-    if (absl::Status status = backend.memory_sharing()->WaitForEvent(ready_event_->data(), stream); !status.ok()) {
-      return status;
-    }
-  }
   StagingBuffer g;
   if (plan_.natural_decay && plan_.g_bytes > 0) {
     absl::StatusOr<StagingBuffer> buffer = staging_->Acquire(plan_.g_bytes);

@@ -30,7 +30,8 @@ struct PrefillOutputs {
 /// A prefill whose tensors are all in memory. Computes in place, in one launch, which is its commit. Small ones that
 /// wait for a worker at the same time share their launch, see PrefillBatch. One whose results are all in the device's
 /// memory and that has a done event is over for its caller once it has been launched, and so are its slots for later
-/// calls, which come behind it on their streams; no thread waits for its end.
+/// calls, which come behind it on their streams; no thread waits for its end. One with a ready event keeps its place
+/// among the calls on its slots, but neither a thread nor a stream, until the event has happened.
 class UnaryPrefill final : public OneStepCall, public MergeableTask {
  public:
   /// Validates and reserves; see Engine::Prefill.
@@ -61,9 +62,12 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
                PrefillDone done);
 
   absl::StatusOr<Places> Arrive() override;
+  bool HasStep() const override { return inputs_ready_; }
   Executor::Here MayRunHere() const override;
-  /// Whether the GPU has to wait for the client's before it can start.
-  bool WaitsForClient() const;
+  /// Has the ready event watched, if there is one that has not happened.
+  void AwaitInputs();
+  /// The watch: whether the inputs are there, or not wanted any more.
+  bool LookForInputs();
   bool IsMergeable() const;
   /// Whether nothing is left for the host to do once the call has been launched.
   bool EndsOnDevice() const;
@@ -94,12 +98,12 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
   const double share_;
   const bool launch_alone_;  // is what the host has to do
   const Executor::Here here_;
-  bool waits_for_client_ = false;  // for ready_event_, when a worker was asked for
   std::shared_ptr<StagingAccount> staging_;
   std::shared_ptr<StagingAccount> device_staging_;
   PrefillDone done_;
   PrefillResult result_;
   absl::Time created_;
+  bool inputs_ready_ = false;  // guarded by mutex()
 };
 
 }  // namespace gdpcache::engine

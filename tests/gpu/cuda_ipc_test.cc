@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -230,7 +231,7 @@ TEST_F(CudaIpcTest, ComputesOnTheClientsMemoryAndEventsOrderBothSides) {
     }
     const std::string first = got;
 
-    // With events: inputs arrive late, nobody's host waits for them, and the answer comes before them.
+    // With events: inputs arrive late, and the server begins when they are there.
     CUDA_OK(cudaMemset(tensors.data(), 0xff, static_cast<std::size_t>(tensors.size())));
     std::fill(got.begin(), got.end(), '\0');
     void* pinned = nullptr;
@@ -244,7 +245,7 @@ TEST_F(CudaIpcTest, ComputesOnTheClientsMemoryAndEventsOrderBothSides) {
     CUDA_OK(cudaEventRecord(tensors.ready(), tensors.stream()));
     const absl::Time start = absl::Now();
     Prefill(tensors.Request(slots[0], true));
-    EXPECT_LT(absl::Now() - start, kLate / 2) << "the answer does not wait for the inputs";
+    EXPECT_GT(absl::Now() - start, kLate / 2) << "the answer waits for the inputs";
     CUDA_OK(cudaStreamWaitEvent(tensors.stream(), tensors.done(), 0));
     CUDA_OK(cudaMemcpyAsync(got.data(), tensors.data() + tensors.v_new_offset(), got.size(), cudaMemcpyDeviceToHost,
                             tensors.stream()));
@@ -256,6 +257,42 @@ TEST_F(CudaIpcTest, ComputesOnTheClientsMemoryAndEventsOrderBothSides) {
     v1::CloseSessionResponse closed;
     EXPECT_TRUE(control_.Call(&Stub::CloseSession, close, closed).ok());
   }
+}
+
+TEST_F(CudaIpcTest, AReadyEventThatDoesNotHappenHoldsNobodyElseUp) {
+  constexpr int kLateCalls = 8;  // more than the server has workers
+  const std::string other_session = control_.OpenSession("model");
+  const std::vector<std::int64_t> other_slots = control_.AcquireSlots(other_session, 1);
+  GpuTensors late(control_, session_, 64);
+  GpuTensors others(control_, other_session, 64);
+  for (GpuTensors* tensors : {&late, &others}) {
+    tensors->Register();
+    CUDA_OK(cudaMemset(tensors->data(), 0, static_cast<std::size_t>(tensors->size())));
+  }
+  CUDA_OK(cudaDeviceSynchronize());
+  static std::atomic<bool> go = false;
+  CUDA_OK(cudaLaunchHostFunc(
+      late.stream(),
+      [](void*) {
+        while (!go) absl::SleepFor(absl::Milliseconds(1));
+      },
+      nullptr));
+  CUDA_OK(cudaEventRecord(late.ready(), late.stream()));
+  std::atomic<int> answered = 0;
+  std::vector<std::thread> callers;
+  for (int i = 0; i < kLateCalls; ++i) {
+    callers.emplace_back([&] {
+      v1::PrefillResponse response;
+      const grpc::Status status = control_.Call(&Stub::Prefill, late.Request(slots_[0], true), response);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      ++answered;
+    });
+  }
+  for (int i = 0; i < 100; ++i) Prefill(others.Request(other_slots[0], false));
+  const std::vector<std::int64_t> more = control_.AcquireSlots(other_session, 1);
+  EXPECT_EQ(answered, 0);
+  go = true;
+  for (std::thread& caller : callers) caller.join();
 }
 
 TEST_F(CudaIpcTest, HandlesAndPlacesThatAreNoneAreRefused) {

@@ -233,13 +233,6 @@ bool AsynchronousBackend::HasHappened(void* event) {
   return *static_cast<bool*>(event);
 }
 
-absl::Status AsynchronousBackend::WaitForEvent(void* event, kernels::Stream& stream) {
-  Work work;
-  work.can_begin = [happened = static_cast<bool*>(event)] { return *happened; };
-  Give(stream, std::move(work));
-  return absl::OkStatus();
-}
-
 absl::Status AsynchronousBackend::RecordEvent(void* event, kernels::Stream& stream) {
   {
     const std::lock_guard lock(mutex_);

@@ -67,7 +67,6 @@ class AsynchronousBackend final : public kernels::Backend, public kernels::Memor
   absl::StatusOr<void*> OpenEvent(absl::string_view handle) override;
   void CloseEvent(void* /*event*/) noexcept override {}
   bool HasHappened(void* event) override;
-  absl::Status WaitForEvent(void* event, kernels::Stream& stream) override;
   absl::Status RecordEvent(void* event, kernels::Stream& stream) override;
 
  private:

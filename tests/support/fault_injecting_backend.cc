@@ -5,17 +5,19 @@
 namespace gdpcache::test {
 
 void FaultInjectingBackend::FailAfter(Operation operation, std::int64_t passed, absl::Status status) {
-  const std::lock_guard lock(mutex_);
-  Plan& plan = plans_[static_cast<std::size_t>(operation)];
-  plan.passes = passed;
-  plan.for_ever = false;
-  plan.failure = std::move(status);
+  PlanFailure(operation, passed, std::move(status), false);
 }
 
 void FaultInjectingBackend::FailForEverAfter(Operation operation, std::int64_t passed, absl::Status status) {
-  FailAfter(operation, passed, std::move(status));
+  PlanFailure(operation, passed, std::move(status), true);
+}
+
+void FaultInjectingBackend::PlanFailure(Operation operation, std::int64_t passed, absl::Status status, bool for_ever) {
   const std::lock_guard lock(mutex_);
-  plans_[static_cast<std::size_t>(operation)].for_ever = true;
+  Plan& plan = plans_[static_cast<std::size_t>(operation)];
+  plan.passes = passed;
+  plan.for_ever = for_ever;
+  plan.failure = std::move(status);
 }
 
 void FaultInjectingBackend::BeforeEach(Operation operation, std::function<void()> hook) {

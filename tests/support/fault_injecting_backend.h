@@ -72,6 +72,7 @@ class FaultInjectingBackend final : public kernels::Backend {
     std::function<void()> hook;
   };
 
+  void PlanFailure(Operation operation, std::int64_t passed, absl::Status status, bool for_ever);
   absl::Status Enter(Operation operation);
   // Buffers come from and go back to the real backend.
   void Free(void* /*data*/, std::size_t /*size*/, kernels::MemoryKind /*kind*/) noexcept override {}

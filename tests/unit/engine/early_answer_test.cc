@@ -73,23 +73,31 @@ class DeviceCaller {
     request_.regions = {memory_, done_region_};
   }
 
+  /// Lets the inputs be there only when `event` has happened.
+  void SetReadyEvent(void* event) {
+    ready_region_ = std::make_shared<cache::Region>(cache::RegionKind::kCudaEvent, event, 0, [] {});
+    request_.ready_event = ready_region_.get();
+    request_.regions.push_back(ready_region_);
+  }
+
   PrefillRequest& request() { return request_; }
   void LetGoOfSession() { session_.reset(); }
   bool IsDone() const { return world_.device->HasHappened(done_); }
   std::int64_t users() const { return memory_.use_count() - 2; }  // beside this and its request
 
+  void Cancel() { call_->Cancel(absl::CancelledError("enough")); }
   void Start() {
     auto made = world_.engine->Prefill({.session = session_}, request_,
                                        [this](Result result) { outcome_->Set(std::move(result)); });
     ASSERT_TRUE(made.ok()) << made.status();
     call_ = *std::move(made);
     call_->Start();
-    call_.reset();
   }
   bool IsAnswered() const { return outcome_->IsSet(); }
   Result Take() {
     Result result = outcome_->Take();
     outcome_ = std::make_unique<Outcome<Result>>();
+    call_.reset();
     return result;
   }
   Result Run() {
@@ -105,6 +113,7 @@ class DeviceCaller {
   std::shared_ptr<cache::Region> memory_;
   void* done_ = nullptr;
   std::shared_ptr<cache::Region> done_region_;
+  std::shared_ptr<cache::Region> ready_region_;
   PrefillRequest request_;
   std::unique_ptr<Outcome<Result>> outcome_ = std::make_unique<Outcome<Result>>();
   std::shared_ptr<UnaryPrefill> call_;
@@ -493,6 +502,92 @@ TEST(EarlyAnswer, TheEnginesEndWaitsForTheWorkUnderWay) {
   EXPECT_TRUE(scene.first->IsDone());
   EXPECT_TRUE(scene.second->IsDone());
   resume.join();
+}
+
+TEST(ReadyEvent, IsWaitedForByTheCallAloneWhichKeepsItsPlace) {
+  Scene scene;
+  DeviceCaller elsewhere(scene.world, scene.session, OneSequence(30, 2, 3));
+  void* const ready = scene.world.device->MakeEvent(false);
+  scene.first->SetReadyEvent(ready);
+  scene.first->Start();
+  scene.second->Start();
+  EXPECT_EQ(elsewhere.Run().value().positions, Slots{30}) << "with one worker";
+  EXPECT_EQ(scene.world.device->launches(), 1);
+  EXPECT_FALSE(scene.first->IsAnswered());
+  EXPECT_FALSE(scene.second->IsAnswered());
+  scene.world.device->Happen(ready);
+  EXPECT_EQ(scene.first->Take().value().positions, Slots{100});
+  EXPECT_EQ(scene.second->Take().value().positions, Slots{160});
+  EXPECT_TRUE(scene.NothingUnderWay());
+}
+
+TEST(ReadyEvent, ThatHasHappenedCostsNothing) {
+  Scene scene;
+  scene.first->SetReadyEvent(scene.world.device->MakeEvent(true));
+  scene.world.device->Hold();
+  scene.first->Start();
+  EXPECT_TRUE(scene.first->IsAnswered()) << "on this thread";
+  EXPECT_EQ(scene.first->Take().status(), absl::OkStatus());
+  scene.world.device->Resume();
+  EXPECT_TRUE(scene.NothingUnderWay());
+}
+
+TEST(ReadyEvent, OfACallThatTheHostHasToCompleteIsWaitedForToo) {
+  Scene scene;
+  void* const ready = scene.world.device->MakeEvent(false);
+  scene.first->SetReadyEvent(ready);
+  scene.first->request().done_event = nullptr;
+  scene.first->request().check_finite = true;  // the other way through the engine
+  scene.first->Start();
+  EXPECT_EQ(scene.world.device->launches(), 0);
+  scene.world.device->Happen(ready);
+  EXPECT_EQ(scene.first->Take().value().positions, Slots{100});
+  EXPECT_TRUE(scene.NothingUnderWay());
+}
+
+TEST(ReadyEvent, ThatNeverHappensFailsItsCallAtTheLimitAndNobodyElses) {
+  const EngineOptions options = {.workers = 1, .max_ready_wait = absl::Milliseconds(50)};
+  Scene scene(options);
+  const std::size_t before = Fingerprint(scene.cache());
+  std::vector<std::unique_ptr<DeviceCaller>> stuck;
+  for (int i = 0; i < 40; ++i) {
+    stuck.push_back(std::make_unique<DeviceCaller>(scene.world, scene.session, OneSequence(5, i % 2, 9)));
+    stuck.back()->SetReadyEvent(scene.world.device->MakeEvent(false));
+    stuck.back()->Start();
+  }
+  DeviceCaller elsewhere(scene.world, scene.session, OneSequence(30, 2, 3));
+  EXPECT_EQ(elsewhere.Run().status(), absl::OkStatus());
+  for (const auto& caller : stuck) {
+    const absl::Status status = caller->Take().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(status.message(), ::testing::HasSubstr("ready_event has not happened within 50ms"));
+  }
+  EXPECT_TRUE(scene.NothingUnderWay());
+  EXPECT_EQ(Complete<absl::Status>([&](Done done) {
+              return scene.world.engine->ResetSlots({.session = scene.session}, {2}, std::move(done));
+            }),
+            absl::OkStatus());
+  EXPECT_EQ(Fingerprint(scene.cache()), before);
+  EXPECT_EQ(scene.first->Run().value().positions, Slots{100});
+  EXPECT_TRUE(scene.NothingUnderWay());
+}
+
+TEST(ReadyEvent, OfACallThatIsCancelledOrWhoseSessionEndsIsNotLookedAtAnyMore) {
+  Scene scene;
+  scene.first->SetReadyEvent(scene.world.device->MakeEvent(false));
+  scene.second->SetReadyEvent(scene.world.device->MakeEvent(false));
+  scene.first->Start();
+  scene.second->Start();
+  scene.first->Cancel();
+  EXPECT_EQ(scene.first->Take().status().code(), absl::StatusCode::kCancelled);
+  Outcome<bool> closed;
+  ASSERT_EQ(scene.world.catalog.CloseSession(scene.session->id(), cache::kDefaultTenant, [&] { closed.Set(true); }),
+            absl::OkStatus());
+  EXPECT_EQ(scene.second->Take().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(closed.Take());
+  EXPECT_TRUE(scene.NothingUnderWay());
+  EXPECT_TRUE(test::Eventually([&] { return scene.first->users() == 0 && scene.second->users() == 0; }));
+  EXPECT_EQ(scene.cache().slots().counts().free, Scene::kSlots);
 }
 
 TEST(EarlyAnswer, ManyClientsAtOnceGetWhatTheyGetInTurn) {

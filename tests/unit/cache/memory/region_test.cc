@@ -171,7 +171,6 @@ class NotingSharing final : public kernels::MemorySharing {
   }
   void CloseEvent(void* /*event*/) noexcept override { --open; }
   bool HasHappened(void* /*event*/) override { return true; }
-  absl::Status WaitForEvent(void* /*event*/, kernels::Stream& /*stream*/) override { return absl::OkStatus(); }
   absl::Status RecordEvent(void* /*event*/, kernels::Stream& /*stream*/) override { return absl::OkStatus(); }
 
   char memory[256] = {};
