@@ -104,11 +104,11 @@ void CudaMemorySharing::CloseEvent(void* event) noexcept {
 }
 
 bool CudaMemorySharing::HasHappened(void* event) {
-  if (cudaSetDevice(device_) == cudaSuccess && cudaEventQuery(static_cast<cudaEvent_t>(event)) == cudaSuccess) {
-    return true;
-  }
+  cudaError_t error = cudaSetDevice(device_);
+  if (error == cudaSuccess) error = cudaEventQuery(static_cast<cudaEvent_t>(event));
+  if (error == cudaSuccess) return true;
   ForgetError();
-  return false;
+  return error != cudaErrorNotReady;
 }
 
 absl::Status CudaMemorySharing::RecordEvent(void* event, Stream& stream) {

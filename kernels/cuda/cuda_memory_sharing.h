@@ -21,6 +21,8 @@ class CudaMemorySharing final : public MemorySharing {
   void CloseMemory(void* data) noexcept override;
   absl::StatusOr<void*> OpenEvent(absl::string_view handle) override;
   void CloseEvent(void* event) noexcept override;
+  /// True also of an event that cannot be asked, so that nobody waits for it: what is launched next tells whether the
+  /// device is lost; if it is only the event, its client spoils its own results.
   bool HasHappened(void* event) override;
   absl::Status RecordEvent(void* event, Stream& stream) override;
 
