@@ -6,15 +6,11 @@
 #include <google/protobuf/reflection.h>
 #include <google/protobuf/text_format.h>
 
-#include <array>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <memory>
-
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gdpcache/config/v1/server_config.pb.h"
+#include "server/config/trusted_file.h"
 
 namespace gdpcache::config {
 namespace {
@@ -32,16 +28,6 @@ class ErrorList final : public google::protobuf::io::ErrorCollector {
   const std::string& path_;
   std::vector<std::string>& errors_;
 };
-
-// False, with errno, when the file cannot be read.
-bool ReadAll(const std::string& path, std::string& text) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(path.c_str(), "rb"), &std::fclose);
-  if (stream == nullptr) return false;
-  std::array<char, 4096> buffer;
-  std::size_t got = 0;
-  while ((got = std::fread(buffer.data(), 1, buffer.size(), stream.get())) > 0) text.append(buffer.data(), got);
-  return std::ferror(stream.get()) == 0;
-}
 
 // A set field as the flag of its name would be written.
 std::string FlagValue(const google::protobuf::Message& message, const FieldDescriptor& field) {
@@ -63,16 +49,16 @@ std::string FlagValue(const google::protobuf::Message& message, const FieldDescr
 
 ConfigFile ReadConfigFile(const std::string& path, std::vector<std::string>& errors) {
   ConfigFile file;
-  std::string text;
-  if (!ReadAll(path, text)) {
-    errors.push_back(absl::StrCat("--config is '", path, "'; it cannot be read: ", std::strerror(errno)));
+  const absl::StatusOr<std::string> text = ReadTrustedFile("the configuration file", path, Secrecy::kPublic);
+  if (!text.ok()) {
+    errors.push_back(absl::StrCat("--config: ", text.status().message()));
     return file;
   }
   config::v1::ServerConfig message;
   ErrorList collector(path, errors);
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&collector);
-  if (!parser.ParseFromString(text, &message)) return file;
+  if (!parser.ParseFromString(*text, &message)) return file;
 
   std::vector<const FieldDescriptor*> fields;
   message.GetReflection()->ListFields(message, &fields);

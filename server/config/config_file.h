@@ -17,7 +17,8 @@ struct ConfigFile {
   std::vector<v1::Identity> identities;
 };
 
-/// Reads server_config.proto in text format. Appends what is wrong, with line and column.
+/// Reads server_config.proto in text format from a file that can be trusted, since it says who may do what. Appends
+/// what is wrong, with line and column.
 ConfigFile ReadConfigFile(const std::string& path, std::vector<std::string>& errors);
 
 }  // namespace gdpcache::config

@@ -31,6 +31,11 @@ def load(name):
     return yaml.safe_load((COMPOSE / name).read_text())
 
 
+def image_config(directory):
+    """The image's configuration file as the image has it: of the user who runs the server, whoever owns the source."""
+    return shutil.copy(SOURCE / "deploy/container/gdpcached.textproto", directory)
+
+
 class ComposeTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -41,11 +46,11 @@ class ComposeTest(unittest.TestCase):
     def mistakes(self, service):
         """Of the flags, with the image's configuration file in front of them as the entry point has it, and with the
         files of secure.yaml as its head describes them."""
-        with tempfile.TemporaryDirectory() as access:
+        with tempfile.TemporaryDirectory() as access, tempfile.TemporaryDirectory() as etc:
             identities = 'identities { name: "chat-engine" tenant: "chat" permissions: DATA }\n'
             pathlib.Path(access, "gdpcached.textproto").write_text(identities)
             flags = [flag.replace(ACCESS, access) for flag in service["command"]]
-            image = [f"--config={SOURCE}/deploy/container/gdpcached.textproto"]
+            image = [f"--config={image_config(etc)}"]
             if any(flag.startswith("--config=") for flag in flags):
                 image = []  # the last one counts
             return mistakes(GDPCACHED, *image, *flags)
@@ -176,7 +181,8 @@ class DockerfileTest(unittest.TestCase):
         self.assertLessEqual({"title", "description", "version", "revision", "source", "licenses"}, labels)
 
     def test_its_own_configuration_is_valid(self):
-        self.assertEqual(mistakes(GDPCACHED, f"--config={SOURCE}/deploy/container/gdpcached.textproto"), [])
+        with tempfile.TemporaryDirectory() as etc:
+            self.assertEqual(mistakes(GDPCACHED, f"--config={image_config(etc)}"), [])
 
     def test_the_context_has_all_that_is_built(self):
         rules = (SOURCE / ".dockerignore").read_text().splitlines()

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -17,7 +18,9 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace gdpcache::config;  // NOLINT(google-build-using-namespace): the entry has to be outside
   const int file = memfd_create("config", MFD_CLOEXEC);
-  if (file < 0 || write(file, data, size) != static_cast<ssize_t>(size)) std::abort();
+  // Of anybody's to change, as a memfd is, it would not be read.
+  if (file < 0 || fchmod(file, S_IRUSR | S_IWUSR) != 0 || write(file, data, size) != static_cast<ssize_t>(size))
+    std::abort();
   const std::string flag = absl::StrCat("--config=/proc/self/fd/", file);
   const std::array<const char*, 1> arguments = {flag.c_str()};
   const Invocation invocation = ParseCommandLine(arguments);

@@ -19,7 +19,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "server/rpc/access/secret_file.h"
+#include "server/config/trusted_file.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -99,15 +99,15 @@ ServerCertificate::~ServerCertificate() { OPENSSL_cleanse(identity_text_.data(),
 
 absl::StatusOr<bool> ServerCertificate::Refresh() {
   const absl::StatusOr<std::string> chain_text =
-      ReadAccessFile("the TLS certificate", files_.certificate, Secrecy::kPublic);
+      config::ReadTrustedFile("the TLS certificate", files_.certificate, config::Secrecy::kPublic);
   if (!chain_text.ok()) return chain_text.status();
-  absl::StatusOr<std::string> key_text = ReadAccessFile("the TLS key", files_.key, Secrecy::kSecret);
+  absl::StatusOr<std::string> key_text = config::ReadTrustedFile("the TLS key", files_.key, config::Secrecy::kSecret);
   if (!key_text.ok()) return key_text.status();
   const absl::Cleanup wipe_key = [&key_text] { OPENSSL_cleanse(key_text->data(), key_text->size()); };
   std::string authorities;
   if (!files_.client_ca.empty()) {
     absl::StatusOr<std::string> text =
-        ReadAccessFile("the clients' certificate authority", files_.client_ca, Secrecy::kPublic);
+        config::ReadTrustedFile("the clients' certificate authority", files_.client_ca, config::Secrecy::kPublic);
     if (!text.ok()) return text.status();
     authorities = *std::move(text);
   }

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "server/cache/errors.h"
-#include "server/rpc/access/secret_file.h"
+#include "server/config/trusted_file.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -41,7 +41,7 @@ absl::StatusOr<bool> TokenFile::Refresh() {
 }
 
 absl::StatusOr<TokenFile::Entries> TokenFile::Read() const {
-  absl::StatusOr<std::string> text = ReadAccessFile("the token file", path_, Secrecy::kSecret);
+  absl::StatusOr<std::string> text = config::ReadTrustedFile("the token file", path_, config::Secrecy::kSecret);
   if (!text.ok()) return text.status();
   const absl::Cleanup wipe = [&text] { OPENSSL_cleanse(text->data(), text->size()); };
   absl::StatusOr<Entries> entries = Parse(*text);

@@ -1,5 +1,8 @@
 #include "server/config/config.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 #include <optional>
@@ -410,7 +413,24 @@ TEST_F(ConfigTest, MistakesInAFileAreReportedWithThoseOfTheCommandLine) {
 
 TEST_F(ConfigTest, AFileThatCannotBeReadIsAMistake) {
   EXPECT_THAT(ParseErrors({"--config=" + directory_.path() + "/absent"}), HasSubstr("No such file or directory"));
-  EXPECT_THAT(ParseErrors({"--config=" + directory_.path()}), HasSubstr("cannot be read"));
+  EXPECT_THAT(ParseErrors({"--config=" + directory_.path()}), HasSubstr("is not a regular file"));
+}
+
+TEST_F(ConfigTest, AFileThatOthersMayChangeIsAMistake) {
+  const std::string path = WriteFile("threads: 2\n");
+  const std::string link = directory_.path() + "/link";  // as Kubernetes mounts configuration
+  ASSERT_EQ(symlink(path.c_str(), link.c_str()), 0);
+  for (const mode_t mode : {0400, 0644, 0664, 0660}) {
+    ASSERT_EQ(chmod(path.c_str(), mode), 0);
+    EXPECT_EQ(ParseOk({"--config=" + link}).backend.cpu_threads, 2) << std::oct << mode;
+  }
+  ASSERT_EQ(chmod(path.c_str(), 0666), 0);
+  EXPECT_THAT(ParseErrors({"--config=" + link}),
+              HasSubstr("--config: the configuration file '" + link + "' is not safe: its mode is 0666"));
+  if (geteuid() != 0) return;  // only root can give files away
+  ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  ASSERT_EQ(chown(path.c_str(), 1'000, 1'000), 0);
+  EXPECT_THAT(ParseErrors({"--config=" + link}), HasSubstr("it belongs to user 1000"));
 }
 
 }  // namespace

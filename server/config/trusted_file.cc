@@ -1,4 +1,4 @@
-#include "server/rpc/access/secret_file.h"
+#include "server/config/trusted_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,18 +11,23 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace gdpcache::rpc {
+namespace gdpcache::config {
 namespace {
 
 constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
 
 }  // namespace
 
-absl::Status CheckSecrecy(absl::string_view name, uid_t owner, mode_t mode, uid_t server) {
+absl::Status CheckTrust(absl::string_view name, uid_t owner, mode_t mode, uid_t server, Secrecy secrecy) {
   constexpr uid_t kRoot = 0;
   if (owner != kRoot && owner != server) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "%s is not safe: it belongs to user %d; chown it to root or to the server's user %d", name, owner, server));
+  }
+  if (secrecy == Secrecy::kPublic) {
+    if ((mode & S_IWOTH) == 0) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s is not safe: its mode is %04o, and everybody may change it; chmod o-w it", name, mode & 07777));
   }
   const mode_t forbidden = owner == kRoot ? S_IRWXO | S_IWGRP | S_IXGRP : S_IRWXO | S_IRWXG;
   if ((mode & forbidden) == 0) return absl::OkStatus();
@@ -32,7 +37,7 @@ absl::Status CheckSecrecy(absl::string_view name, uid_t owner, mode_t mode, uid_
                       owner == kRoot ? ", or 640 where a group has to read it" : ", or make it root's and 640"));
 }
 
-absl::StatusOr<std::string> ReadAccessFile(absl::string_view what, const std::string& path, Secrecy secrecy) {
+absl::StatusOr<std::string> ReadTrustedFile(absl::string_view what, const std::string& path, Secrecy secrecy) {
   const std::string name = absl::StrCat(what, " '", path, "'");
   // Not to wait for the other end of a pipe, which is refused below.
   const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -41,13 +46,8 @@ absl::StatusOr<std::string> ReadAccessFile(absl::string_view what, const std::st
   struct stat found = {};
   if (fstat(descriptor, &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat(name, " cannot be looked at"));
   if (!S_ISREG(found.st_mode)) return absl::FailedPreconditionError(absl::StrCat(name, " is not a regular file"));
-  if (secrecy == Secrecy::kSecret) {
-    if (absl::Status status = CheckSecrecy(name, found.st_uid, found.st_mode, geteuid()); !status.ok()) return status;
-  } else if ((found.st_mode & S_IWOTH) != 0) {
-    // Whoever puts an authority of theirs there is whom they like.
-    return absl::FailedPreconditionError(
-        absl::StrFormat("%s is not safe: its mode is %04o, and everybody may change it; chmod o-w it", name,
-                        found.st_mode & mode_t{07777}));
+  if (absl::Status status = CheckTrust(name, found.st_uid, found.st_mode, geteuid(), secrecy); !status.ok()) {
+    return status;
   }
   std::string bytes;
   std::array<char, 4096> buffer;
@@ -63,4 +63,4 @@ absl::StatusOr<std::string> ReadAccessFile(absl::string_view what, const std::st
   }
 }
 
-}  // namespace gdpcache::rpc
+}  // namespace gdpcache::config
