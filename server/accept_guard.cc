@@ -1,7 +1,10 @@
 // The program's own accept4, which gRPC's library uses in place of libc's: connections must not take the last file
 // descriptors. gRPC (1.51 and some versions after it) stops listening on an address, for good and with no more than a
 // line in the log, when accept4 once fails for want of a descriptor; whoever can open connections could make the server
-// deaf. And the files of snapshots and the memory of clients need descriptors, too.
+// deaf. And the files of snapshots and the memory of clients need descriptors, too. It also asks the kernel who
+// connects to a Unix socket, where that says who somebody is: gRPC does not tell.
+
+#include "server/accept_guard.h"
 
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -9,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <optional>
 
@@ -19,6 +23,8 @@
 
 namespace gdpcache {
 namespace {
+
+std::atomic<bool> g_own_user_alone = false;
 
 constexpr rlim_t kKept = 256;  // descriptors that are not for connections; of few, a quarter
 
@@ -40,7 +46,20 @@ void LogRefusal(int first_kept) {
       {{"left_out", *left_out}});
 }
 
+/// Whether another user, or root, is at the other end of a Unix socket.
+bool IsSomebodyElse(int connection) {
+  int domain = 0;
+  socklen_t size = sizeof(domain);
+  if (getsockopt(connection, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain != AF_UNIX) return false;
+  ucred peer = {};
+  size = sizeof(peer);
+  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid();
+}
+
 }  // namespace
+
+void LetInOwnUserAlone() { g_own_user_alone = true; }
+
 }  // namespace gdpcache
 
 extern "C" int accept4(int listener, sockaddr* address, socklen_t* size, int flags) {
@@ -49,8 +68,11 @@ extern "C" int accept4(int listener, sockaddr* address, socklen_t* size, int fla
   while (true) {
     if (size != nullptr) *size = room;
     const auto connection = static_cast<int>(syscall(SYS_accept4, listener, address, size, flags));
-    if (connection < kFirstKept) return connection;  // or an error
+    if (connection >= kFirstKept) {
+      gdpcache::LogRefusal(kFirstKept);
+    } else if (connection < 0 || !gdpcache::g_own_user_alone || !gdpcache::IsSomebodyElse(connection)) {
+      return connection;  // or an error
+    }
     close(connection);
-    gdpcache::LogRefusal(kFirstKept);
   }
 }

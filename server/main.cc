@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <climits>
@@ -24,6 +25,7 @@
 #include "kernels/backend.h"
 #include "kernels/device_memory.h"
 #include "kernels/loss_reporting_backend.h"
+#include "server/accept_guard.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/cache/errors.h"
@@ -155,6 +157,10 @@ absl::Status Serve(const config::Config& config) {
   absl::StatusOr<std::shared_ptr<const rpc::AccessControl>> access =
       OpenAccess(config, [&metrics](const absl::Status& refusal) { metrics.refusals.Count(refusal); });
   if (!access.ok()) return access.status();
+  const auto& identities = config.access.identities;
+  if (std::any_of(identities.begin(), identities.end(), [](const auto& identity) { return identity.has_uid(); })) {
+    LetInOwnUserAlone();
+  }
   absl::StatusOr<std::unique_ptr<kernels::Backend>> real_backend = kernels::CreateBackend(config.backend);
   if (!real_backend.ok()) return real_backend.status();
   DeviceLoss device_loss;

@@ -36,7 +36,8 @@ absl::StatusOr<std::shared_ptr<const rpc::AccessControl>> OpenAccess(
   rpc::AccessOptions options;
   options.on_refusal = std::move(on_refusal);
   for (const config::v1::Identity& from : access.identities) {
-    rpc::Identity identity = {.name = from.name(), .tenant = from.tenant(), .permissions = {}};
+    rpc::Identity identity = {
+        .name = from.name(), .tenant = from.tenant(), .permissions = {}, .by_own_user = from.has_uid()};
     for (const int permission : from.permissions()) identity.permissions.insert(Decode(permission));
     options.identities.push_back(std::move(identity));
   }

@@ -1,7 +1,10 @@
 #include "server/config/access_config.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
@@ -45,6 +48,8 @@ void CheckListen(const Config& config, bool allow_insecure, Errors& errors) {
   }
 }
 
+bool IsByUser(const v1::Identity& identity) { return identity.has_uid(); }
+
 void CheckFiles(const AccessConfig& access, Errors& errors) {
   if (access.tls_certificate.empty() != access.tls_key.empty()) {
     errors.push_back(absl::StrCat(access.tls_key.empty() ? "--tls-certificate is given and --tls-key is not"
@@ -58,14 +63,31 @@ void CheckFiles(const AccessConfig& access, Errors& errors) {
   if (!access.token_file.empty() && access.identities.empty()) {
     errors.push_back("--token-file is given and the configuration file has no identities that tokens could stand for");
   }
-  if (!access.identities.empty() && access.token_file.empty() && access.tls_client_ca.empty()) {
+  if (!access.identities.empty() && access.token_file.empty() && access.tls_client_ca.empty() &&
+      std::none_of(access.identities.begin(), access.identities.end(), IsByUser)) {
     errors.push_back(
-        "the configuration file has identities, but nobody can show to be one: give --token-file or --tls-client-ca");
+        "the configuration file has identities, but nobody can show to be one: give --token-file or --tls-client-ca, "
+        "or "
+        "one of them a uid");
   }
 }
 
-void CheckIdentities(const AccessConfig& access, Errors& errors) {
+/// The Unix socket is for the server's own user, so no other could be told by it.
+void CheckUser(const v1::Identity& identity, const std::string& which, const std::string& unix_path, bool is_second,
+               Errors& errors) {
+  if (identity.uid() != geteuid()) {
+    errors.push_back(absl::StrCat(which, ".uid is ", identity.uid(),
+                                  "; the Unix socket lets in the server's own user, which is ", geteuid()));
+  } else if (unix_path.empty()) {
+    errors.push_back(absl::StrCat(which, ".uid is given and --unix is empty; who connects there is known by it"));
+  } else if (is_second) {
+    errors.push_back(absl::StrCat(which, ".uid is ", identity.uid(), ", as another one's is"));
+  }
+}
+
+void CheckIdentities(const AccessConfig& access, const std::string& unix_path, Errors& errors) {
   std::set<std::string> names;
+  bool has_user = false;
   for (std::size_t n = 0; n < access.identities.size(); ++n) {
     const v1::Identity& identity = access.identities[n];
     const std::string which = absl::StrCat("identities[", n, "]");
@@ -90,6 +112,7 @@ void CheckIdentities(const AccessConfig& access, Errors& errors) {
     if (permissions.empty() || !known) {
       errors.push_back(absl::StrCat(which, ".permissions must be one or more of READ, DATA and ADMIN"));
     }
+    if (identity.has_uid()) CheckUser(identity, which, unix_path, std::exchange(has_user, true), errors);
   }
 }
 
@@ -98,7 +121,7 @@ void CheckIdentities(const AccessConfig& access, Errors& errors) {
 void CheckAccess(const Config& config, bool allow_insecure, Errors& errors) {
   CheckListen(config, allow_insecure, errors);
   CheckFiles(config.access, errors);
-  CheckIdentities(config.access, errors);
+  CheckIdentities(config.access, config.unix_path, errors);
 }
 
 }  // namespace gdpcache::config

@@ -46,12 +46,15 @@ class SecureServer {
  public:
   enum class Transport { kLoopback, kTls, kMutualTls };
 
-  explicit SecureServer(Transport transport, const std::vector<std::string>& more = {}) : transport_(transport) {
+  /// `own_user` has more fields of the operator's identity.
+  explicit SecureServer(Transport transport, const std::vector<std::string>& more = {},
+                        const std::string& own_user = "")
+      : transport_(transport) {
     std::string identities;
     std::string tokens;
     for (const Person& person : Everybody()) {
       identities += "identities { name: \"" + person.name + "\" tenant: \"" + person.tenant +
-                    "\" permissions: " + person.permissions + " }\n";
+                    "\" permissions: " + person.permissions + (person.name == kOperator.name ? own_user : "") + " }\n";
       tokens += person.token + " " + person.name + "\n";
     }
     std::ofstream(path("config")) << identities;

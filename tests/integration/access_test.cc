@@ -2,7 +2,16 @@
 // while clients call.
 
 #include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,6 +20,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "gdpcache/v1/state_cache.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -129,10 +139,55 @@ TEST(AccessTest, MutualTlsTakesCertificatesAndTokens) {
                   kReader.metadata(), kReader.permissions);
 }
 
-TEST(AccessTest, OnTheUnixSocketTheServersUserMayDoEverything) {
-  const SecureServer server(Transport::kMutualTls);
-  ExpectDecisions("Unix socket, nobody", server.ConnectUnix(), {}, "[READ, DATA, ADMIN]");
+TEST(AccessTest, OnTheUnixSocketTheServersUserNeedsATokenLikeAnybody) {
+  for (const Transport transport : {Transport::kLoopback, Transport::kMutualTls}) {
+    const SecureServer server(transport);
+    ExpectDecisions("Unix socket, nobody", server.ConnectUnix(), {}, "");
+    ExpectDecisionsByToken("Unix socket", server.ConnectUnix());
+  }
+}
+
+/// What somebody gets to hear who connects to the Unix socket as `user`: the beginning of HTTP/2, or nothing.
+std::string GreetingFor(SecureServer& server, uid_t user) {
+  const std::string path(absl::StripPrefix(server.server().unix_address(), "unix:"));
+  std::array<int, 2> pipe_ends = {};
+  EXPECT_EQ(pipe(pipe_ends.data()), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    const int connection = socket(AF_UNIX, SOCK_STREAM, 0);
+    const timeval patience = {.tv_sec = 10, .tv_usec = 0};
+    setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    if (setuid(user) != 0 || connect(connection, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) _exit(1);
+    std::array<char, 64> bytes;
+    const ssize_t got = recv(connection, bytes.data(), bytes.size(), 0);
+    _exit(got > 0 && write(pipe_ends[1], bytes.data(), static_cast<std::size_t>(got)) != got ? 1 : 0);
+  }
+  close(pipe_ends[1]);
+  std::string greeting(64, '\0');
+  const ssize_t got = read(pipe_ends[0], greeting.data(), greeting.size());
+  close(pipe_ends[0]);
+  greeting.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  return greeting;
+}
+
+TEST(AccessTest, AnIdentityByUserIsTheServersOwnOnTheUnixSocketAlone) {
+  SecureServer server(Transport::kMutualTls, {}, absl::StrCat(" uid: ", geteuid()));
+  ExpectDecisions("Unix socket, own user", server.ConnectUnix(), {}, kOperator.permissions);
   ExpectDecisionsByToken("Unix socket", server.ConnectUnix());
+  ExpectDecisions("a stranger", server.Connect(server.authority().Issue("stranger")), {}, "");
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
+  // Whatever the modes say, which may change.
+  const std::string path(absl::StripPrefix(server.server().unix_address(), "unix:"));
+  ASSERT_EQ(chmod(std::filesystem::path(path).parent_path().c_str(), 0755), 0);
+  ASSERT_EQ(chmod(path.c_str(), 0666), 0);
+  EXPECT_NE(GreetingFor(server, 0), "");
+  EXPECT_EQ(GreetingFor(server, 65'534), "");
 }
 
 TEST(AccessTest, WithoutIdentitiesEverybodyMayDoEverything) {

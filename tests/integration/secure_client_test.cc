@@ -87,8 +87,10 @@ TEST_F(SecureClientTest, TheServerMustBeWhoItSays) {
 TEST_F(SecureClientTest, OnAUnixSocketTlsIsNotUsedAndTokensCount) {
   const std::string socket = server_.server().unix_address();
   ClientOptions options;
-  EXPECT_TRUE(Use(socket, options).ok()) << "the server's own user";
+  EXPECT_EQ(Use(socket, options).code(), absl::StatusCode::kUnauthenticated) << "the server's own user";
   options.tls = Files();
+  options.token = kEngine.token;
+  EXPECT_TRUE(Use(socket, options).ok());
   options.token = kReader.token;
   EXPECT_EQ(Use(socket, options).code(), absl::StatusCode::kPermissionDenied);
 }

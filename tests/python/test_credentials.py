@@ -140,8 +140,13 @@ def test_on_the_unix_socket_tls_is_not_used_and_tokens_count(secured: Secured) -
         pytest.raises(gdpcache.PermissionDeniedError),
     ):
         client.create_cache("n", GEOMETRY)
-    with gdpcache.Client(secured.server.unix) as client:
-        client.delete_cache(client.create_cache("n", GEOMETRY).cache.name)
+    with (
+        gdpcache.Client(secured.server.unix) as client,  # the server's own user, who is nobody by that
+        pytest.raises(gdpcache.UnauthenticatedError),
+    ):
+        client.list_caches()
+    with gdpcache.Client(secured.server.unix, credentials=secured.credentials(ENGINE)) as client:
+        client.create_cache("n", GEOMETRY)
 
 
 def test_the_environment_says_it_where_the_caller_does_not(

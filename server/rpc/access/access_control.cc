@@ -143,6 +143,9 @@ AccessControl::AccessControl(AccessOptions options)
                  .tenant = std::string(cache::kDefaultTenant),
                  .permissions = {Permission::kRead, Permission::kData, Permission::kAdmin}} {
   for (const Identity& identity : options_.identities) identities_.emplace(identity.name, identity);
+  for (const auto& [name, identity] : identities_) {
+    if (identity.by_own_user) own_user_ = &identity;
+  }
 }
 
 AccessControl::~AccessControl() {
@@ -225,7 +228,7 @@ absl::StatusOr<const Identity*> AccessControl::Authenticate(const Credentials& c
     found = &identity->second;
   }
   if (found != nullptr) return found;
-  if (credentials.own_user) return &everybody_;
+  if (credentials.own_user && own_user_ != nullptr) return own_user_;
   if (!credentials.certificate_names.empty()) {
     return absl::UnauthenticatedError("none of the names in the client's certificate is a configured identity");
   }
@@ -235,7 +238,8 @@ absl::StatusOr<const Identity*> AccessControl::Authenticate(const Credentials& c
 }
 
 std::int64_t AccessControl::tenants() const {
-  std::set<absl::string_view> tenants = {everybody_.tenant};
+  if (identities_.empty()) return 1;
+  std::set<absl::string_view> tenants;
   for (const auto& [name, identity] : identities_) tenants.insert(identity.tenant);
   return static_cast<std::int64_t>(tenants.size());
 }

@@ -47,7 +47,7 @@ struct Credentials {
 /// callers.
 ///
 /// A caller is the identity that its bearer token ("authorization: Bearer TOKEN") stands for, else the one that a name
-/// of its certificate names. On the Unix socket one without a token may do everything as the default tenant.
+/// of its certificate names, else, on the Unix socket, the one that stands for the server's own user, if any does.
 ///
 /// Reads the files again in the background; what is wrong with them then is logged, and the last good ones stay.
 /// Thread-safe.
@@ -91,6 +91,7 @@ class AccessControl {
 
   const AccessOptions options_;
   std::map<std::string, Identity, std::less<>> identities_;
+  const Identity* own_user_ = nullptr;  // one of them; nullptr: none
   const Identity everybody_;
   std::unique_ptr<TokenFile> tokens_;               // nullptr: none
   std::unique_ptr<ServerCertificate> certificate_;  // nullptr: no TLS

@@ -21,6 +21,7 @@ struct Identity {
   std::string name;
   std::string tenant;
   std::set<Permission> permissions;
+  bool by_own_user = false;  // who is on the Unix socket and presents no token; of one at most
 
   bool May(Permission permission) const {
     return permissions.contains(permission) || (permission == Permission::kRead && !permissions.empty());

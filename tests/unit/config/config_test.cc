@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/flags/reflection.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/config/flags.h"
@@ -202,6 +203,22 @@ TEST_F(ConfigTest, TokensDoNotTravelInClearText) {
   ParseOk({"--config=" + path, "--token-file=/t", "--listen=0.0.0.0:7411", "--tls-certificate=/c", "--tls-key=/k"});
   EXPECT_THAT(ParseErrors({"--token-file=/t"}), HasSubstr("the configuration file has no identities"));
   EXPECT_THAT(ParseErrors({"--config=" + path}), HasSubstr("give --token-file or --tls-client-ca"));
+}
+
+TEST_F(ConfigTest, OneIdentityMayBeTheServersOwnUserOnTheUnixSocket) {
+  const auto identity = [](const std::string& name, uid_t uid) {
+    return absl::StrCat("identities { name: '", name, "' tenant: 't' permissions: DATA uid: ", uid, " }\n");
+  };
+  const uid_t own = geteuid();
+  const std::string path = WriteFile(identity("own", own));
+  EXPECT_EQ(ParseOk({"--config=" + path}).access.identities.at(0).uid(), own) << "needs no other way to show it";
+  EXPECT_THAT(ParseErrors({"--config=" + path, "--unix="}),
+              HasSubstr("identities[0].uid is given and --unix is empty"));
+  EXPECT_THAT(ParseErrors({"--config=" + WriteFile(identity("a", own) + identity("b", own))}),
+              HasSubstr(absl::StrCat("identities[1].uid is ", own, ", as another one's is")));
+  EXPECT_THAT(ParseErrors({"--config=" + WriteFile(identity("other", own + 1))}),
+              HasSubstr(absl::StrCat("identities[0].uid is ", own + 1,
+                                     "; the Unix socket lets in the server's own user, which is ", own)));
 }
 
 TEST_F(ConfigTest, IdentitiesAreChecked) {

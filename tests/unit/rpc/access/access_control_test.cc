@@ -1,6 +1,7 @@
 #include "server/rpc/access/access_control.h"
 
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -24,9 +25,7 @@ class AccessControlTest : public ::testing::Test {
   void SetUp() override {
     test::WriteSecret(Path("tokens"), std::string(kEngineToken) + " engine\nreader-token-0123456789 reader\n");
     AccessOptions options;
-    options.identities = {{"engine", "chat", {Permission::kData}},
-                          {"reader", "search", {Permission::kRead}},
-                          {"operator", "chat", {Permission::kAdmin}}};
+    options.identities = identities_;
     options.token_file = Path("tokens");
     auto access = AccessControl::Create(options);
     ASSERT_TRUE(access.ok()) << access.status();
@@ -45,6 +44,9 @@ class AccessControlTest : public ::testing::Test {
     return *caller == nullptr ? "nobody" : (*caller)->name;
   }
 
+  std::vector<Identity> identities_ = {{"engine", "chat", {Permission::kData}},
+                                       {"reader", "search", {Permission::kRead}},
+                                       {"operator", "chat", {Permission::kAdmin}}};
   test::TemporaryDirectory directory_;
   std::shared_ptr<const AccessControl> access_;
 };
@@ -62,16 +64,22 @@ TEST_F(AccessControlTest, WhoCannotShowToBeAnybodyIsRefused) {
        {Credentials{}, Credentials{{"engine-token-0123456789"}, {}, false}, Credentials{{"Basic abc"}, {}, false},
         Credentials{{"Bearer "}, {}, true}, Credentials{{""}, {}, true},
         Credentials{{"Bearer engine-token-0123456789", "Bearer engine-token-0123456789"}, {}, false},
-        Credentials{{}, {"stranger", ""}, false}, Credentials{{}, {"engine", "reader"}, true}}) {
+        Credentials{{}, {}, true}, Credentials{{}, {"stranger", ""}, false},
+        Credentials{{}, {"engine", "reader"}, true}}) {
     EXPECT_EQ(Who(kInfo, credentials), "UNAUTHENTICATED");
     EXPECT_EQ(Who(kHealth, credentials), "nobody") << "a probe has none";
   }
   EXPECT_EQ(Who(kInfo, {{}, {"engine", "engine"}, false}), "engine");
 }
 
-TEST_F(AccessControlTest, TheServersOwnUserMayDoEverything) {
-  EXPECT_EQ(Who("/gdpcache.v1.StateCache/DeleteCache", {{}, {}, true}), "");
-  EXPECT_EQ((*access_->Authorize(kInfo, {{}, {}, true}))->tenant, "default");
+TEST_F(AccessControlTest, TheServersOwnUserIsTheIdentityThatStandsForIt) {
+  identities_[1].by_own_user = true;
+  SetUp();
+  EXPECT_EQ(Who(kInfo, {{}, {}, true}), "reader");
+  EXPECT_EQ(Who(kOpen, {{}, {}, true}), "PERMISSION_DENIED");
+  EXPECT_EQ(Who(kOpen, {{"Bearer engine-token-0123456789"}, {}, true}), "engine");
+  EXPECT_EQ(Who(kInfo, {{"Bearer wrong-token-0123456789"}, {}, true}), "UNAUTHENTICATED");
+  EXPECT_EQ(Who(kInfo, {{}, {}, false}), "UNAUTHENTICATED") << "over TCP";
 }
 
 TEST_F(AccessControlTest, RefusalsNameMethodPermissionAndIdentity) {
@@ -84,7 +92,7 @@ TEST_F(AccessControlTest, RefusalsNameMethodPermissionAndIdentity) {
 }
 
 TEST_F(AccessControlTest, CountsTenants) {
-  EXPECT_EQ(access_->tenants(), 3) << "chat, search and default";
+  EXPECT_EQ(access_->tenants(), 2) << "chat and search";
   EXPECT_EQ(AccessControl::Everybody()->tenants(), 1);
 }
 
