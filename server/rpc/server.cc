@@ -225,7 +225,7 @@ absl::Status Server::Listen(const ServerOptions& options) {
   if (!options.unix_path.empty()) served.push_back("unix:" + options.unix_path);
   info_.SetAddresses(std::move(served));
   info_.SetSharedMemory(memory_.descriptors() != nullptr ? memory_.descriptors()->path() : "",
-                        memory_.sharing() != nullptr ? memory_.sharing()->device_uuid() : "");
+                        memory_.shares_cuda() ? memory_.sharing()->device_uuid() : "");
   return absl::OkStatus();
 }
 

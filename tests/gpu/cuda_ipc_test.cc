@@ -25,6 +25,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/control_client.h"
 #include "tests/support/eventually.h"
+#include "tests/support/registration_token.h"
 #include "tests/support/server_process.h"
 
 namespace gdpcache::test {
@@ -86,6 +87,7 @@ class GpuTensors {
       request.set_session(session_);
       request.set_name(name);
       request.set_handle(&handle, sizeof(handle));
+      request.set_token(Token());
       v1::RegisterCudaEventResponse response;
       const grpc::Status registered = control_.Call(&Stub::RegisterCudaEvent, request, response);
       ASSERT_TRUE(registered.ok()) << registered.error_message();
@@ -100,6 +102,7 @@ class GpuTensors {
     request.set_handle(handle);
     request.set_offset(offset);
     request.set_size(size);
+    request.set_token(Token());
     v1::RegisterCudaMemoryResponse response;
     return control_.Call(&Stub::RegisterCudaMemory, request, response);
   }
@@ -158,6 +161,8 @@ class GpuTensors {
   }
 
  private:
+  std::string Token() const { return RegistrationToken(control_.GetServerInfo().descriptor_socket()); }
+
   ControlClient& control_;
   const std::string session_;
   const std::int64_t tokens_;

@@ -87,7 +87,9 @@ class SharingServer:
         self.fail: Callable[[grpc.ServicerContext], Any] = lambda context: None
         self.requests: list[prefill_pb2.PrefillRequest] = []
         self.unregistered: list[str] = []
+        self.passes: set[str] = set()  # tokens without a descriptor that have not been used
         self._tokens: dict[str, int] = {}
+        self._given = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(self.path)
         self._socket.listen()
@@ -104,10 +106,15 @@ class SharingServer:
                 connection, _ = self._socket.accept()
                 with connection:
                     message, descriptors, _, _ = socket.recv_fds(connection, 16, 1)
-                    assert message == b"M"
-                    assert fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-                    token = f"{len(self._tokens):032x}"
-                    self._tokens[token] = descriptors[0]
+                    self._given += 1
+                    token = f"{self._given:032x}"
+                    if descriptors:
+                        assert message == b"M"
+                        assert fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+                        self._tokens[token] = descriptors[0]
+                    else:
+                        assert message == b"C"
+                        self.passes.add(token)
                     self.before_answering()
                     connection.send(b"!" + self.refuse.encode() if self.refuse else token.encode())
 

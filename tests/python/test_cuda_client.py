@@ -99,8 +99,9 @@ class Driver:
 class Server:
     """Notes what it is asked for; its prefill says that v_new is where it was wanted."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, sharing: SharingServer) -> None:
         self.driver = driver
+        self.sharing = sharing
         self.regions: dict[str, str] = {}  # handles by name
         self.requests: list[prefill_pb2.PrefillRequest] = []
         self.fail: Callable[[grpc.ServicerContext], Any] = lambda context: None
@@ -108,7 +109,7 @@ class Server:
         self.before_unregistering: Callable[[], Any] = lambda: None
 
     def handlers(self) -> dict[str, Any]:
-        info = server_info(transports=["inline", "cuda_ipc"])
+        info = server_info(transports=["inline", "cuda_ipc"], descriptor_socket=self.sharing.path)
         return {
             "GetServerInfo": lambda request, context: info,
             "RegisterCudaMemory": self._register,
@@ -119,6 +120,7 @@ class Server:
 
     def _register(self, request: Any, context: grpc.ServicerContext) -> Any:
         assert request.name not in self.regions
+        self.sharing.passes.remove(request.token)
         self.regions[request.name] = request.handle.rstrip(b"\0").decode()
         self.after_registering(request)
         is_event = isinstance(request, memory_pb2.RegisterCudaEventRequest)
@@ -162,8 +164,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 @pytest.fixture
-def server(driver: Driver) -> Server:
-    return Server(driver)
+def server(driver: Driver, tmp_path: Path) -> Iterator[Server]:
+    sharing = SharingServer(tmp_path)
+    yield Server(driver, sharing)
+    sharing.close()
 
 
 @pytest.fixture
@@ -313,13 +317,28 @@ def test_events_that_the_server_has_no_room_for_leave_the_other_transports(
         other = client.open_session("fake")
         with pytest.raises(gdpcache.UnavailableError, match=r"cuda_ipc was asked for: .*10,000 regions"):
             other.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE, transport="cuda_ipc"))
-        assert driver.notes == ["1 is gone", "2 is gone"]
+        wait_until(lambda: driver.notes == ["1 is gone", "2 is gone"])
+
+
+def test_memory_of_the_gpu_needs_a_server_that_says_who_is_there(driver: Driver, server: Server) -> None:
+    with fake_server(server.handlers()) as address, gdpcache.Client(address) as client:
+        session = client.open_session("fake")
+        server.sharing.refuse = "come again later"
+        with pytest.raises(gdpcache.UnavailableError, match=r"cuda_ipc was asked for: .*come again later"):
+            session.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE, transport="cuda_ipc"))
+        server.sharing.refuse = ""
+        result = session.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE, transport="cuda_ipc"))
+        assert result.transport is Transport.CUDA_IPC
+        server.sharing.close()
+        with pytest.raises(gdpcache.UnavailableError, match=f"cuda_ipc was asked for: {server.sharing.path}"):
+            session.prefill(call_of(driver, 3 * MEBIBYTE, 4 * MEBIBYTE, transport="cuda_ipc"))
+        assert len(server.requests) == 1
 
 
 @pytest.fixture
-def mixed(driver: Driver, server: Server, tmp_path: Path) -> Iterator[gdpcache.Session]:
+def mixed(driver: Driver, server: Server) -> Iterator[gdpcache.Session]:
     """A session that shares memory of both kinds."""
-    sharing = SharingServer(tmp_path)
+    sharing = server.sharing
     info = server_info(transports=["cuda_ipc", "shared_memory"], descriptor_socket=sharing.path)
 
     def unregister(request: Any, context: grpc.ServicerContext) -> Any:
@@ -334,7 +353,6 @@ def mixed(driver: Driver, server: Server, tmp_path: Path) -> Iterator[gdpcache.S
         client.open_session("fake") as opened,
     ):
         yield opened
-    sharing.close()
 
 
 def test_memory_of_the_host_is_waited_for(driver: Driver, mixed: gdpcache.Session) -> None:
@@ -351,7 +369,7 @@ def test_a_gpu_that_hangs_ends_the_wait_in_time(driver: Driver, server: Server, 
     with pytest.raises(gdpcache.DeadlineExceededError):
         mixed.prefill(call, timeout=0.5)
     wait_until(lambda: server.regions == {})
-    assert driver.notes[-2:] == ["1 is gone", "2 is gone"]
+    wait_until(lambda: driver.notes[-2:] == ["1 is gone", "2 is gone"])
 
 
 def test_what_cannot_be_shared_is_told(driver: Driver, session: gdpcache.Session) -> None:

@@ -43,8 +43,11 @@ class FaultInjectingBackend final : public kernels::Backend {
 
   std::int64_t calls(Operation operation) const;
 
+  /// Offers what the real backend cannot; outlives this.
+  void OfferSharing(kernels::MemorySharing* sharing) { sharing_ = sharing; }
+
   kernels::DeviceInfo device_info() const override { return real_.device_info(); }
-  kernels::MemorySharing* memory_sharing() override { return real_.memory_sharing(); }
+  kernels::MemorySharing* memory_sharing() override { return sharing_ != nullptr ? sharing_ : real_.memory_sharing(); }
   absl::StatusOr<kernels::Buffer> Allocate(std::size_t size, kernels::MemoryKind kind) override;
   absl::StatusOr<std::unique_ptr<kernels::Stream>> CreateStream() override;
   absl::Status RunRecurrence(const kernels::RecurrenceShape& shape, absl::Span<const kernels::Sequence> sequences,
@@ -78,6 +81,7 @@ class FaultInjectingBackend final : public kernels::Backend {
   void Free(void* /*data*/, std::size_t /*size*/, kernels::MemoryKind /*kind*/) noexcept override {}
 
   kernels::Backend& real_;
+  kernels::MemorySharing* sharing_ = nullptr;
   mutable std::mutex mutex_;
   std::array<Plan, kOperations> plans_;
   absl::Status lost_;  // of every operation

@@ -94,11 +94,21 @@ DescriptorSocket::~DescriptorSocket() {
 
 absl::StatusOr<Descriptor> DescriptorSocket::Take(absl::string_view token) {
   const std::lock_guard lock(mutex_);
+  return TakeLocked(token, /*is_pass=*/false);
+}
+
+absl::Status DescriptorSocket::TakePass(absl::string_view token) {
+  const std::lock_guard lock(mutex_);
+  return TakeLocked(token, /*is_pass=*/true).status();
+}
+
+absl::StatusOr<Descriptor> DescriptorSocket::TakeLocked(absl::string_view token, bool is_pass) {
   ExpireLocked();
   const auto found = waiting_.find(token);
-  if (found == waiting_.end()) {
-    return cache::ResourceError(absl::StatusCode::kNotFound, "descriptor", token,
-                                "no descriptor waits under this token: it has been used, is too old or never was");
+  if (found == waiting_.end() || (found->second.descriptor.get() < 0) != is_pass) {
+    return cache::ResourceError(absl::StatusCode::kNotFound, "token", token,
+                                absl::StrCat("the token is none of ", path_, " for ", is_pass ? "CUDA" : "system",
+                                             " memory: it has been used, is too old or never was"));
   }
   Descriptor descriptor = std::move(found->second.descriptor);
   waiting_.erase(found);
@@ -168,10 +178,14 @@ bool DescriptorSocket::Receive(int connection) {
   std::vector<Descriptor> descriptors = DescriptorsOf(message);
   if (size == 0) return false;  // the end; an empty message is none of ours
   std::string answer;
-  if (size != 1 || bytes[0] != 'M' || descriptors.size() != 1 || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    answer = "!a message is the byte 'M' with one descriptor";
+  const bool whole = size == 1 && (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
+  if (whole && bytes[0] == 'M' && descriptors.size() == 1) {
+    const absl::Status status = cache::CheckMemfd(descriptors[0].get());
+    answer = status.ok() ? Keep(std::move(descriptors[0])) : absl::StrCat("!", status.message());
+  } else if (whole && bytes[0] == 'C' && descriptors.empty()) {
+    answer = Keep(Descriptor());
   } else {
-    answer = Keep(std::move(descriptors[0]));
+    answer = "!a message is the byte 'M' with one descriptor, or 'C' with none";
   }
   // A client that does not read its answers has no use for more.
   return send(connection, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) ==
@@ -179,13 +193,11 @@ bool DescriptorSocket::Receive(int connection) {
 }
 
 std::string DescriptorSocket::Keep(Descriptor descriptor) {
-  const absl::Status status = cache::CheckMemfd(descriptor.get());
-  if (!status.ok()) return absl::StrCat("!", status.message());
   absl::StatusOr<std::string> token = cache::NewSessionId();
   if (!token.ok()) return absl::StrCat("!", token.status().message());
   const std::lock_guard lock(mutex_);
   if (waiting_.size() >= kMaxWaiting) {
-    return absl::StrCat("!", waiting_.size(), " descriptors wait to be registered; come again later");
+    return absl::StrCat("!", waiting_.size(), " tokens wait to be used; come again later");
   }
   waiting_[*token] = {std::move(descriptor), clock_.Now() + kTokenLife};
   return *std::move(token);

@@ -31,18 +31,19 @@ class Descriptor {
   Descriptor& operator=(const Descriptor&) = delete;
   ~Descriptor();
 
-  int get() const { return descriptor_; }
+  int get() const { return descriptor_; }  // -1: none
 
  private:
   int descriptor_ = -1;
 };
 
-/// The Unix socket on which clients hand over memfds, as memory.proto says; a thread serves it. Keeps each descriptor
-/// under its token until it is taken or kTokenLife has passed. Thread-safe.
+/// The Unix socket on which clients hand over memfds, or just show who they are, as memory.proto says; a thread serves
+/// it. Keeps each descriptor under its token, and the tokens without one, until it is taken or kTokenLife has passed.
+/// Thread-safe.
 class DescriptorSocket {
  public:
   static constexpr absl::Duration kTokenLife = absl::Seconds(30);
-  static constexpr std::size_t kMaxWaiting = 256;     // descriptors; then the client is told to come again
+  static constexpr std::size_t kMaxWaiting = 256;     // tokens; then the client is told to come again
   static constexpr std::size_t kMaxConnections = 64;  // then the oldest is closed
 
   /// Serves when it returns. The file gets the process's umask. An error says why it cannot.
@@ -57,12 +58,15 @@ class DescriptorSocket {
   /// The descriptor that the token was given for. NOT_FOUND when there is none (any more).
   absl::StatusOr<Descriptor> Take(absl::string_view token);
 
-  /// Descriptors that have not been taken.
+  /// Takes a token that was given without a descriptor: whoever has it is a trusted user of this host. NOT_FOUND.
+  absl::Status TakePass(absl::string_view token);
+
+  /// Tokens that have not been taken.
   std::size_t waiting() const;
 
  private:
   struct Waiting {
-    Descriptor descriptor;
+    Descriptor descriptor;  // none: a pass
     absl::Time expires;
   };
 
@@ -72,6 +76,7 @@ class DescriptorSocket {
   /// One message of a connection; false when the connection is over.
   bool Receive(int connection);
   std::string Keep(Descriptor descriptor);  // what to answer
+  absl::StatusOr<Descriptor> TakeLocked(absl::string_view token, bool is_pass);
   void ExpireLocked();
 
   const std::string path_;

@@ -95,8 +95,10 @@ grpc::ServerUnaryReactor* HandleRegisterSystemMemory(const MemoryPlane& plane, g
 grpc::ServerUnaryReactor* HandleRegisterCudaMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,
                                                    const v1::RegisterCudaMemoryRequest* request,
                                                    v1::RegisterCudaMemoryResponse* /*response*/) {
-  return Register(plane, "RegisterCudaMemory", *context, *request, plane.sharing() != nullptr, "cuda_ipc",
-                  [&plane, request] {
+  return Register(plane, "RegisterCudaMemory", *context, *request, plane.shares_cuda(), "cuda_ipc",
+                  [&plane, request]() -> NewRegion {
+                    const absl::Status pass = plane.descriptors()->TakePass(request->token());
+                    if (!pass.ok()) return pass;
                     return cache::OpenCudaMemory(request->handle(), request->offset(), request->size(),
                                                  *plane.sharing(), plane.budget());
                   });
@@ -105,9 +107,12 @@ grpc::ServerUnaryReactor* HandleRegisterCudaMemory(const MemoryPlane& plane, grp
 grpc::ServerUnaryReactor* HandleRegisterCudaEvent(const MemoryPlane& plane, grpc::CallbackServerContext* context,
                                                   const v1::RegisterCudaEventRequest* request,
                                                   v1::RegisterCudaEventResponse* /*response*/) {
-  return Register(
-      plane, "RegisterCudaEvent", *context, *request, plane.sharing() != nullptr, "cuda_ipc",
-      [&plane, request] { return cache::OpenCudaEvent(request->handle(), *plane.sharing(), plane.budget()); });
+  return Register(plane, "RegisterCudaEvent", *context, *request, plane.shares_cuda(), "cuda_ipc",
+                  [&plane, request]() -> NewRegion {
+                    const absl::Status pass = plane.descriptors()->TakePass(request->token());
+                    if (!pass.ok()) return pass;
+                    return cache::OpenCudaEvent(request->handle(), *plane.sharing(), plane.budget());
+                  });
 }
 
 grpc::ServerUnaryReactor* HandleUnregisterMemory(const MemoryPlane& plane, grpc::CallbackServerContext* context,

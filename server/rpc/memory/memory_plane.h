@@ -42,8 +42,8 @@ class MemoryPlane {
   MemoryPlane(const MemoryPlane&) = delete;
   MemoryPlane& operator=(const MemoryPlane&) = delete;
 
-  /// Takes descriptors on a socket at `path`; without it, or where sharing is off, there is no system memory. Before
-  /// the first call.
+  /// Takes descriptors, and gives tokens, on a socket at `path`; without it, or where sharing is off, nothing is
+  /// shared. Before the first call.
   absl::Status Listen(const std::string& path);
 
   /// A session of the caller's tenant; NOT_FOUND.
@@ -52,6 +52,7 @@ class MemoryPlane {
 
   DescriptorSocket* descriptors() const { return descriptors_.get(); }  // nullptr: none
   kernels::MemorySharing* sharing() const { return sharing_; }          // nullptr: none
+  bool shares_cuda() const { return sharing_ != nullptr && descriptors_ != nullptr; }
   const std::shared_ptr<cache::RegionBudget>& budget() const { return budget_; }
   TaskThread& thread() const { return thread_; }
   CallLog& log() const { return log_; }

@@ -136,11 +136,26 @@ TEST_F(DescriptorSocketTest, ATokenStandsForItsDescriptorOnce) {
   EXPECT_NE(Ask(connection, "M", {NewMemfd()}), token) << "the connection may send more";
 }
 
+TEST_F(DescriptorSocketTest, ATokenWithoutADescriptorIsAPassAndNothingElse) {
+  const Descriptor connection = Connect();
+  const std::string with = Ask(connection, "M", {NewMemfd()});
+  const std::string pass = Ask(connection, "C", {});
+  ASSERT_EQ(pass.size(), 32) << pass;
+  EXPECT_EQ(socket_->TakePass(with).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(socket_->Take(pass).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(socket_->TakePass("").code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(socket_->TakePass(pass).ok());
+  EXPECT_EQ(socket_->TakePass(pass).code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(socket_->Take(with).ok());
+}
+
 TEST_F(DescriptorSocketTest, ATokenExpires) {
   const Descriptor connection = Connect();
   const std::string token = Ask(connection, "M", {NewMemfd()});
+  const std::string pass = Ask(connection, "C", {});
   clock_.Advance(DescriptorSocket::kTokenLife);
   EXPECT_EQ(socket_->Take(token).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(socket_->TakePass(pass).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(socket_->waiting(), 0);
 }
 
@@ -151,6 +166,8 @@ TEST_F(DescriptorSocketTest, ForeignMessagesGetAReasonAndLeaveNothingOpen) {
     EXPECT_THAT(Ask(connection, "M", {NewMemfd(0)}), HasSubstr("!descriptor is not sealed with F_SEAL_SHRINK"));
     EXPECT_THAT(Ask(connection, "M", {open("/dev/null", O_RDWR)}), HasSubstr("!descriptor is no memfd"));
     EXPECT_THAT(Ask(connection, "M", {}), HasSubstr("!a message is"));
+    EXPECT_THAT(Ask(connection, "C", {NewMemfd()}), HasSubstr("!a message is"));
+    EXPECT_THAT(Ask(connection, "CC", {}), HasSubstr("!a message is"));
     EXPECT_THAT(Ask(connection, "X", {NewMemfd()}), HasSubstr("!a message is"));
     EXPECT_THAT(Ask(connection, "MM", {NewMemfd()}), HasSubstr("!a message is"));
     EXPECT_THAT(Ask(connection, std::string(4096, 'M'), {NewMemfd()}), HasSubstr("!a message is"));
@@ -169,7 +186,7 @@ TEST_F(DescriptorSocketTest, NobodyFillsItForGood) {
   for (std::size_t i = 0; i < DescriptorSocket::kMaxWaiting; ++i) {
     ASSERT_EQ(Ask(connection, "M", {NewMemfd()}).size(), 32);
   }
-  EXPECT_THAT(Ask(connection, "M", {NewMemfd()}), HasSubstr("!256 descriptors wait"));
+  EXPECT_THAT(Ask(connection, "M", {NewMemfd()}), HasSubstr("!256 tokens wait"));
   clock_.Advance(DescriptorSocket::kTokenLife);
   EXPECT_EQ(Ask(connection, "M", {NewMemfd()}).size(), 32);
   std::vector<Descriptor> idle;

@@ -46,6 +46,10 @@ class SharingUnavailableError(Exception):
     """Memory cannot be shared with this server, or no more of it. Nothing was sent yet: another transport may serve."""
 
 
+class _UnreachableError(SharingUnavailableError):
+    """Nor will it be with the next call."""
+
+
 def may_have_been_done(error: BaseException) -> bool:
     """Whether the server may be doing, or have done, what a call asked for: not when it has answered, nor when the call
     has never begun."""
@@ -110,6 +114,21 @@ def _let_go(
     finally:
         if pair is not None:
             pair.close()
+
+
+def _ask(path: str, message: bytes, descriptors: Sequence[int] = ()) -> str:
+    """A server's token for one registration, as memory.proto says. SharingUnavailableError where there is none."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(_HANDOVER_TIMEOUT)
+            connection.connect(path)
+            socket.send_fds(connection, [message], list(descriptors))
+            answer = connection.recv(4096).decode("utf-8", "replace")
+    except OSError as error:  # as where server and client are containers with folders of their own
+        raise _UnreachableError(f"{path}: {error}") from error
+    if not answer or answer[0] == "!":
+        raise SharingUnavailableError(f"the server refused the memory: {answer[1:] or 'it hung up'}")
+    return answer
 
 
 class Descriptor:
@@ -283,17 +302,10 @@ class Arena:
 
     def _hand_over(self, memory: Descriptor) -> str:
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-                connection.settimeout(_HANDOVER_TIMEOUT)
-                connection.connect(self._socket)
-                socket.send_fds(connection, [b"M"], [memory.number])
-                answer = connection.recv(4096).decode("utf-8", "replace")
-        except OSError as error:  # as where server and client are containers with folders of their own
+            return _ask(self._socket, b"M", [memory.number])
+        except _UnreachableError:
             self.available = False
-            raise SharingUnavailableError(f"{self._socket}: {error}") from error
-        if not answer or answer[0] == "!":
-            raise SharingUnavailableError(f"the server refused the memory: {answer[1:] or 'it hung up'}")
-        return answer
+            raise
 
     def retire(self, names: set[str], keep: object) -> Operation[None]:
         """After a call whose end is not known: the server may still be at work in these regions, so they are used no
@@ -358,7 +370,8 @@ class CudaRegions:
         self._session = session
         self._unsettled = unsettled
         self._device = server.device_uuid
-        self.available = "cuda_ipc" in server.transports
+        self._socket = server.descriptor_socket
+        self.available = "cuda_ipc" in server.transports and bool(self._socket)
         self._lock = threading.Lock()
         self._allocations: list[Allocation] = []  # by address, ascending; replaced when it changes
         self._pairs: list[EventPair] = []  # those not in use
@@ -368,6 +381,13 @@ class CudaRegions:
         with self._lock:
             self._names += 1
             return self._names
+
+    def _token(self) -> str:
+        try:
+            return _ask(self._socket, b"C")
+        except _UnreachableError:
+            self.available = False
+            raise
 
     def find(self, pointer: int, seen: list[Allocation]) -> Place | None:
         """The place of device memory whose allocation is registered. `seen` has the allocations that the call has come
@@ -406,8 +426,10 @@ class CudaRegions:
                 yield Detached(unregister(self._session, known.name), _LETTING_GO, None)
         base, size, buffer = _cuda.allocation(pointer)
         name = f"cuda-{self._number()}"
+        handle = _cuda.memory_handle(base)
+        token = yield Blocking(self._token)
         request = memory_pb2.RegisterCudaMemoryRequest(
-            session=self._session, name=name, handle=_cuda.memory_handle(base), size=size
+            session=self._session, name=name, handle=handle, size=size, token=token
         )
         try:
             yield from unary("RegisterCudaMemory", request, memory_pb2.RegisterCudaMemoryResponse)
@@ -432,7 +454,10 @@ class CudaRegions:
         pair = EventPair(pointer, self._number())
         try:
             for name, event in ((pair.ready_event, pair.ready), (pair.done_event, pair.done)):
-                request = memory_pb2.RegisterCudaEventRequest(session=self._session, name=name, handle=event.handle)
+                token = yield Blocking(self._token)
+                request = memory_pb2.RegisterCudaEventRequest(
+                    session=self._session, name=name, handle=event.handle, token=token
+                )
                 yield from unary("RegisterCudaEvent", request, memory_pb2.RegisterCudaEventResponse)
         except BaseException as error:
             names = (pair.ready_event, pair.done_event)

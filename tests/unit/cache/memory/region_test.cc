@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/cache/memory/session_regions.h"
+#include "tests/support/noting_sharing.h"
 
 namespace gdpcache::cache {
 namespace {
@@ -147,39 +148,8 @@ TEST(RegionTest, BudgetsAreKeptAndGivenBack) {
   EXPECT_EQ(budget->count.used(), 0);
 }
 
-/// Notes what happens to memory and events.
-class NotingSharing final : public kernels::MemorySharing {
- public:
-  std::string device_uuid() const override { return "GPU-0"; }
-  absl::Status Pin(void* /*data*/, std::size_t /*size*/) override {
-    if (refuse) return absl::ResourceExhaustedError("no");
-    ++open;
-    return absl::OkStatus();
-  }
-  void Unpin(void* /*data*/) noexcept override { --open; }
-  absl::StatusOr<DeviceMemory> OpenMemory(absl::string_view /*handle*/) override {
-    ++open;
-    return DeviceMemory{memory, sizeof(memory)};
-  }
-  void CloseMemory(void* data) noexcept override {
-    EXPECT_EQ(data, memory);
-    --open;
-  }
-  absl::StatusOr<void*> OpenEvent(absl::string_view /*handle*/) override {
-    ++open;
-    return memory;
-  }
-  void CloseEvent(void* /*event*/) noexcept override { --open; }
-  bool HasHappened(void* /*event*/) override { return true; }
-  absl::Status RecordEvent(void* /*event*/, kernels::Stream& /*stream*/) override { return absl::OkStatus(); }
-
-  char memory[256] = {};
-  int open = 0;
-  bool refuse = false;
-};
-
 TEST(RegionTest, MemoryOfADeviceStaysInsideItsAllocation) {
-  NotingSharing sharing;
+  test::NotingSharing sharing;
   const std::string handle(64, 'h');
   {
     const auto region = OpenCudaMemory(handle, 16, 240, sharing, Budget());
@@ -196,7 +166,7 @@ TEST(RegionTest, MemoryOfADeviceStaysInsideItsAllocation) {
 }
 
 TEST(RegionTest, PinsWhereThereIsADeviceAndLetsGoAfterARefusal) {
-  NotingSharing sharing;
+  test::NotingSharing sharing;
   const File file(4096);
   const std::shared_ptr<RegionBudget> budget = Budget();
   {
@@ -210,7 +180,7 @@ TEST(RegionTest, PinsWhereThereIsADeviceAndLetsGoAfterARefusal) {
 }
 
 TEST(RegionTest, AnEventContainsNothing) {
-  NotingSharing sharing;
+  test::NotingSharing sharing;
   const auto event = OpenCudaEvent(std::string(64, 'e'), sharing, Budget()).value();
   EXPECT_FALSE(event->Contains(0, 0));
 }

@@ -1,0 +1,47 @@
+#ifndef GDPCACHE_TESTS_SUPPORT_NOTING_SHARING_H_
+#define GDPCACHE_TESTS_SUPPORT_NOTING_SHARING_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "gtest/gtest.h"
+#include "kernels/memory_sharing.h"
+
+namespace gdpcache::test {
+
+/// Notes what happens to memory and events.
+class NotingSharing final : public kernels::MemorySharing {
+ public:
+  std::string device_uuid() const override { return "GPU-0"; }
+  absl::Status Pin(void* /*data*/, std::size_t /*size*/) override {
+    if (refuse) return absl::ResourceExhaustedError("no");
+    ++open;
+    return absl::OkStatus();
+  }
+  void Unpin(void* /*data*/) noexcept override { --open; }
+  absl::StatusOr<DeviceMemory> OpenMemory(absl::string_view /*handle*/) override {
+    ++open;
+    return DeviceMemory{memory, sizeof(memory)};
+  }
+  void CloseMemory(void* data) noexcept override {
+    EXPECT_EQ(data, memory);
+    --open;
+  }
+  absl::StatusOr<void*> OpenEvent(absl::string_view /*handle*/) override {
+    ++open;
+    return memory;
+  }
+  void CloseEvent(void* /*event*/) noexcept override { --open; }
+  bool HasHappened(void* /*event*/) override { return true; }
+  absl::Status RecordEvent(void* /*event*/, kernels::Stream& /*stream*/) override { return absl::OkStatus(); }
+
+  char memory[256] = {};
+  int open = 0;
+  bool refuse = false;
+};
+
+}  // namespace gdpcache::test
+
+#endif  // GDPCACHE_TESTS_SUPPORT_NOTING_SHARING_H_

@@ -1,0 +1,153 @@
+#include "server/rpc/memory/memory_plane.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gdpcache/v1/state_cache.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/rpc/server.h"
+#include "tests/support/fault_injecting_backend.h"
+#include "tests/support/heap_backend.h"
+#include "tests/support/manual_clock.h"
+#include "tests/support/noting_sharing.h"
+#include "tests/support/registration_token.h"
+#include "tests/support/temporary_directory.h"
+
+namespace gdpcache::rpc {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+using Stub = v1::StateCache::Stub;
+
+/// A server whose backend can share memory of a device, and a client of it on the loopback interface.
+class MemoryPlaneTest : public ::testing::Test {
+ protected:
+  MemoryPlaneTest() { backend_.OfferSharing(&sharing_); }
+  ~MemoryPlaneTest() override { EXPECT_TRUE(server_->Shutdown(absl::Seconds(10)).ok()); }
+
+  void Start(const std::string& unix_path) {
+    ServerOptions options;
+    options.listen = {"127.0.0.1:0"};
+    options.unix_path = unix_path;
+    options.max_message_bytes = 1 << 20;
+    options.shared_memory_bytes = 1 << 20;
+    auto started = Server::Start(options, backend_.device_info(), catalog_, *engine_, *snapshots_, clock_, metrics_);
+    ASSERT_TRUE(started.ok()) << started.status();
+    server_ = *std::move(started);
+    stub_ = v1::StateCache::NewStub(grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
+    v1::CreateCacheRequest cache;
+    cache.set_name("a");
+    for (auto set : {&v1::CacheGeometry::set_layers, &v1::CacheGeometry::set_slots, &v1::CacheGeometry::set_heads,
+                     &v1::CacheGeometry::set_key_dim, &v1::CacheGeometry::set_value_dim}) {
+      (cache.mutable_geometry()->*set)(8);
+    }
+    EXPECT_TRUE(Call(&Stub::CreateCache, cache, v1::CreateCacheResponse()).ok());
+    v1::OpenSessionRequest open;
+    open.set_cache("a");
+    v1::OpenSessionResponse opened;
+    grpc::ClientContext context;
+    EXPECT_TRUE(stub_->OpenSession(&context, open, &opened).ok());
+    session_ = opened.session();
+  }
+
+  template <typename Request, typename Response>
+  grpc::Status Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request, Response response) {
+    grpc::ClientContext context;
+    return (stub_.get()->*method)(&context, request, &response);
+  }
+
+  v1::GetServerInfoResponse Info() {
+    grpc::ClientContext context;
+    v1::GetServerInfoResponse info;
+    EXPECT_TRUE(stub_->GetServerInfo(&context, {}, &info).ok());
+    return info;
+  }
+
+  grpc::Status RegisterMemory(const std::string& name, const std::string& token) {
+    v1::RegisterCudaMemoryRequest request;
+    request.set_session(session_);
+    request.set_name(name);
+    request.set_handle(std::string(64, 'h'));
+    request.set_size(16);
+    request.set_token(token);
+    return Call(&Stub::RegisterCudaMemory, request, v1::RegisterCudaMemoryResponse());
+  }
+
+  grpc::Status RegisterEvent(const std::string& name, const std::string& token) {
+    v1::RegisterCudaEventRequest request;
+    request.set_session(session_);
+    request.set_name(name);
+    request.set_handle(std::string(64, 'h'));
+    request.set_token(token);
+    return Call(&Stub::RegisterCudaEvent, request, v1::RegisterCudaEventResponse());
+  }
+
+  test::TemporaryDirectory directory_;
+  test::NotingSharing sharing_;
+  test::HeapBackend heap_;
+  test::FaultInjectingBackend backend_{heap_};
+  test::ManualClock clock_;
+  cache::Catalog catalog_{backend_,
+                          clock_,
+                          {.max_caches = 1,
+                           .max_sessions = 1,
+                           .state_memory_bytes = 1 << 20,
+                           .default_session_ttl = absl::Minutes(1),
+                           .max_session_ttl = absl::Minutes(1)}};
+  std::unique_ptr<cache::SnapshotStore> snapshots_ = cache::SnapshotStore::Create(backend_, clock_, {}, {}).value();
+  std::unique_ptr<engine::Engine> engine_ = engine::Engine::Create(backend_, {}).value();
+  ServerMetrics metrics_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<Stub> stub_;
+  std::string session_;
+};
+
+TEST_F(MemoryPlaneTest, LoopbackAloneRegistersNothingOfADevice) {
+  Start(directory_.path() + "/socket");
+  EXPECT_THAT(Info().transports(), Contains("cuda_ipc"));
+  const std::string socket = Info().descriptor_socket();
+  for (const std::string& token : {std::string(), std::string(32, '0')}) {
+    EXPECT_EQ(RegisterMemory("r", token).error_code(), grpc::StatusCode::NOT_FOUND);
+    EXPECT_EQ(RegisterEvent("e", token).error_code(), grpc::StatusCode::NOT_FOUND);
+  }
+  EXPECT_EQ(sharing_.open, 0) << "no handle was looked at";
+  const std::string token = test::RegistrationToken(socket);
+  EXPECT_THAT(token, SizeIs(32));
+  EXPECT_TRUE(RegisterMemory("r", token).ok());
+  EXPECT_EQ(RegisterMemory("s", token).error_code(), grpc::StatusCode::NOT_FOUND) << "good for one";
+  EXPECT_TRUE(RegisterEvent("e", test::RegistrationToken(socket)).ok());
+  EXPECT_EQ(sharing_.open, 2);
+}
+
+TEST_F(MemoryPlaneTest, ATokenWithoutADescriptorIsNoneForSystemMemory) {
+  Start(directory_.path() + "/socket");
+  v1::RegisterSystemMemoryRequest request;
+  request.set_session(session_);
+  request.set_name("r");
+  request.set_size(1);
+  request.set_token(test::RegistrationToken(Info().descriptor_socket()));
+  const grpc::Status status = Call(&Stub::RegisterSystemMemory, request, v1::RegisterSystemMemoryResponse());
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(status.error_message(), HasSubstr("for system memory"));
+}
+
+TEST_F(MemoryPlaneTest, WhereNobodyCanShowWhoTheyAreNothingIsShared) {
+  Start("");
+  const v1::GetServerInfoResponse info = Info();
+  EXPECT_THAT(info.transports(), Not(Contains("cuda_ipc")));
+  EXPECT_THAT(info.device_uuid(), IsEmpty());
+  EXPECT_EQ(RegisterMemory("r", "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(RegisterEvent("e", "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+}  // namespace
+}  // namespace gdpcache::rpc
