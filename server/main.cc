@@ -147,10 +147,20 @@ void RaiseDescriptorLimit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("cannot raise the limit of file descriptors");
 }
 
+// A core dump would have keys, tokens and the states of everybody's prompts. The limit is one byte, not none: only one
+// keeps the kernel from piping a dump to a program, too. Where a crash has to be looked into, prlimit lifts it again.
+void LeaveNoCoreDump() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_CORE, &limit) != 0) return;
+  limit.rlim_cur = std::min<rlim_t>(1, limit.rlim_max);
+  if (setrlimit(RLIMIT_CORE, &limit) != 0) spdlog::warn("cannot keep a crash from leaving a core dump");
+}
+
 // Serves until a signal. An error says why it could not start or stop.
 absl::Status Serve(const config::Config& config) {
   const sigset_t stop_signals = StopSignals();
   RaiseDescriptorLimit();
+  if (!config.access.identities.empty() || !config.access.tls_certificate.empty()) LeaveNoCoreDump();
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);  // before any thread starts: all inherit it
 
   rpc::ServerMetrics metrics;

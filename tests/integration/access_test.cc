@@ -2,6 +2,7 @@
 // while clients call.
 
 #include <grpcpp/grpcpp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -34,6 +36,7 @@ namespace gdpcache {
 namespace {
 
 using rpc::Permission;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using Transport = SecureServer::Transport;
@@ -361,6 +364,30 @@ TEST(AccessRotationTest, TokensChangeUnderLoadWithoutAFailedCall) {
   EXPECT_TRUE(
       test::Eventually([&] { return CodeOf(channel, kEngine.metadata()) == grpc::StatusCode::UNAUTHENTICATED; }));
   EXPECT_EQ(CodeOf(channel, fresh), grpc::StatusCode::OK);
+}
+
+/// How many bytes a core dump of a process may have.
+std::string CoreLimit(const std::string& pid) {
+  std::ifstream limits("/proc/" + pid + "/limits");
+  std::string line;
+  while (std::getline(limits, line)) {
+    if (absl::StartsWith(line, "Max core file size")) return line;
+  }
+  return "";
+}
+
+TEST(AccessStartTest, WhoeverHasSecretsLeavesNoCoreDump) {
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_CORE, &limit), 0);
+  if (limit.rlim_max <= 1) GTEST_SKIP() << "nobody may leave one here";
+  limit.rlim_cur = limit.rlim_max;  // for this process and its servers
+  ASSERT_EQ(setrlimit(RLIMIT_CORE, &limit), 0);
+  for (const Transport transport : {Transport::kLoopback, Transport::kTls}) {
+    SecureServer server(transport);
+    EXPECT_THAT(CoreLimit(std::to_string(server.server().process().pid())), ContainsRegex("Max core file size +1 "));
+  }
+  test::ServerProcess open;
+  EXPECT_EQ(CoreLimit(std::to_string(open.process().pid())), CoreLimit("self"));
 }
 
 TEST(AccessStartTest, FilesThatCannotBeUsedAreNamed) {
