@@ -48,7 +48,9 @@ USER 10001:10001
 VOLUME ["/run/gdpcache", "/var/lib/gdpcache"]
 EXPOSE 7411
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["/usr/bin/gdpcache", "health", "--server", "unix:/run/gdpcache/gdpcache.sock"]
+# Alive, not ready: whatever restarts containers that are unhealthy must not cut a drain short, with calls running and
+# snapshots to be written. A server listens when it is ready, so until then this fails, too.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["/usr/bin/gdpcache", "health", "--alive", "--server", "unix:/run/gdpcache/gdpcache.sock"]
 # The server starts no processes and handles SIGTERM itself: it needs no init.
 ENTRYPOINT ["/usr/bin/gdpcached", "--config=/etc/gdpcache/gdpcached.textproto"]
 ARG RUNTIME_IMAGE

@@ -180,6 +180,11 @@ class DockerfileTest(unittest.TestCase):
         labels = set(re.findall(r"org\.opencontainers\.image\.([a-z.]+)=", self.text))
         self.assertLessEqual({"title", "description", "version", "revision", "source", "licenses"}, labels)
 
+    def test_a_container_that_drains_is_healthy(self):
+        command = json.loads(re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", self.text, re.MULTILINE)[1])
+        self.assertEqual(command[:2], ["/usr/bin/gdpcache", "health"])
+        self.assertIn("--alive", command)
+
     def test_its_own_configuration_is_valid(self):
         with tempfile.TemporaryDirectory() as etc:
             self.assertEqual(mistakes(GDPCACHED, f"--config={image_config(etc)}"), [])
