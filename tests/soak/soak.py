@@ -227,7 +227,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=7200)
     parser.add_argument("--backend", default="cpu", help="the server's")
-    parser.add_argument("--wrapper", type=shlex.split, default=[], help="a command that runs the server, and ends as it ends")
+    parser.add_argument("--wrapper", type=shlex.split, default=[], help="a command that runs the server")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--pace", type=float, default=0.05, help="mean pause of a client between two things, seconds")
     parser.add_argument("--kill-every", type=float, default=5, help="mean seconds between two kills")
