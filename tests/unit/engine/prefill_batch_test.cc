@@ -3,16 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/reference/random_problem.h"
+#include "tests/unit/engine/callers.h"
 #include "tests/unit/engine/engine_world.h"
 
 /// Calls that wait at the same time and share a launch.
@@ -20,104 +19,6 @@ namespace gdpcache::engine {
 namespace {
 
 using testing::Problem;
-using Slots = std::vector<std::int64_t>;
-using Result = absl::StatusOr<PrefillResult>;
-
-/// Holds the backend's first launch up until it is opened.
-class Gate {
- public:
-  void Pass() {
-    std::unique_lock lock(mutex_);
-    if (passed_++ > 0) return;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return open_; });
-  }
-  void WaitUntilReached() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return passed_ > 0; });
-  }
-  void Open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int passed_ = 0;
-  bool open_ = false;
-};
-
-/// Large enough to go to a worker that is busy, small enough to be merged.
-testing::ProblemSpec Spec(std::vector<std::int64_t> lengths) {
-  testing::ProblemSpec spec;
-  spec.shape = {.heads = 4,
-                .key_dim = 32,
-                .value_dim = 24,
-                .num_householder = 1,
-                .chunk_size = 16,
-                .input_dtype = kernels::DataType::kBFloat16};
-  spec.lengths = std::move(lengths);
-  return spec;
-}
-
-constexpr cache::Geometry kGeometry = {.layers = 2, .slots = 64, .heads = 4, .key_dim = 32, .value_dim = 24};
-
-/// A cache whose slots nobody holds.
-std::shared_ptr<cache::Cache> FreeCache(World& world) {
-  const std::shared_ptr<cache::Session> session = world.OpenSession(kGeometry);
-  EXPECT_EQ(world.catalog.CloseSession(session->id(), cache::kDefaultTenant, [] {}), absl::OkStatus());
-  return session->cache();
-}
-
-/// One caller: a session of the shared cache with slots of its own, a problem, and where its results go.
-struct Caller {
-  Caller(World& world, const cache::Cache& cache, Problem the_problem)
-      : session(world.OpenSessionOn(cache)), problem(std::move(the_problem)) {
-    Outcome<absl::Status> acquired;
-    const auto acquire = world.engine->AcquireSlots({.session = session}, problem.sequences(), [&](const auto& result) {
-      if (result.ok()) slots = *result;
-      acquired.Set(result.status());
-    });
-    (*acquire)->Start();
-    EXPECT_EQ(acquired.Take(), absl::OkStatus());
-  }
-
-  PrefillRequest Request() const {
-    PrefillRequest request = RequestOf(problem, TensorTransport::kInline);
-    request.state_indices = slots;
-    return request;
-  }
-
-  void Start(World& world, const PrefillRequest& request) {
-    auto made = world.engine->Prefill({.session = session}, request,
-                                      [this](Result result) { outcome->Set(std::move(result)); });
-    ASSERT_TRUE(made.ok()) << made.status();
-    call = *made;
-    call->SetOutputs(OutputsOf(problem, call->plan(), outputs));
-    call->Start();
-  }
-
-  /// Runs the request by itself.
-  Result Run(World& world, const PrefillRequest& request) {
-    Start(world, request);
-    return Take();
-  }
-
-  Result Take() {
-    Result result = outcome->Take();
-    outcome = std::make_unique<Outcome<Result>>();
-    return result;
-  }
-
-  std::shared_ptr<cache::Session> session;
-  Problem problem;
-  Slots slots;
-  testing::Outputs outputs;
-  std::unique_ptr<Outcome<Result>> outcome = std::make_unique<Outcome<Result>>();
-  std::shared_ptr<UnaryPrefill> call;
-};
 
 class PrefillBatchTest : public ::testing::TestWithParam<Memory> {
  protected:
@@ -147,29 +48,12 @@ class PrefillBatchTest : public ::testing::TestWithParam<Memory> {
     for (const Problem& problem : problems) callers_.push_back(std::make_unique<Caller>(world_, *cache_, problem));
   }
 
-  /// Starts `start` while a launch of another cache's call is held up, so that what it starts has to wait.
+  /// Starts `start`, and the calls that it starts wait.
   void WhileTheWorkerIsBusy(const std::function<void()>& start) {
-    const std::shared_ptr<cache::Session> other = world_.OpenSession(kGeometry);
-    Gate gate;
-    world_.backend.BeforeEach(Operation::kRunRecurrence, [&gate] { gate.Pass(); });
-    const Problem problem = testing::RandomProblem(Spec({1792}), 99);  // too large to run where it is started
-    PrefillRequest request = RequestOf(problem, TensorTransport::kInline);
-    const Slots slot = {0};
-    request.state_indices = slot;
-    Outcome<Result> outcome;
-    const auto call = world_.engine->Prefill({.session = other}, request,
-                                             [&outcome](Result result) { outcome.Set(std::move(result)); });
-    testing::Outputs outputs;
-    (*call)->SetOutputs(OutputsOf(problem, (*call)->plan(), outputs));
-    (*call)->Start();
-    gate.WaitUntilReached();
-    start();
-    gate.Open();
-    EXPECT_EQ(outcome.Take().status(), absl::OkStatus());
+    EXPECT_EQ(engine::WhileTheWorkerIsBusy(world_, start), absl::OkStatus());
     for (const std::unique_ptr<Caller>& caller : callers_) {
       if (caller->call != nullptr) results_.push_back(caller->Take());
     }
-    world_.backend.BeforeEach(Operation::kRunRecurrence, nullptr);
   }
 
   std::int64_t Launches() const { return world_.backend.calls(Operation::kRunRecurrence); }
