@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::int64_t kPadding = -1;
 constexpr absl::Duration kRetryAfter = absl::Seconds(1);
+// Positions or slots that are looked through before others get the lock: some ten microseconds.
+constexpr std::int64_t kStepsAtOnce = 16'384;
 
 }  // namespace
 
@@ -101,9 +103,11 @@ void SlotTable::FinishRelease(absl::Span<const std::int64_t> slots) {
 }
 
 void SlotTable::ReleaseAll(SessionKey session) {
-  const std::lock_guard lock(mutex_);
-  for (std::int64_t slot = 0; slot < total(); ++slot) {
-    if (slots_[slot].use == Use::kHeld && slots_[slot].session == session) {
+  for (std::int64_t slot = 0; slot < total();) {
+    const std::lock_guard lock(mutex_);
+    const std::int64_t end = std::min(total(), slot + kStepsAtOnce);
+    for (; slot < end; ++slot) {
+      if (slots_[slot].use != Use::kHeld || slots_[slot].session != session) continue;
       FreeLocked(slot);
       --held_;
     }
@@ -128,15 +132,18 @@ void SlotTable::SetPosition(std::int64_t layer, std::int64_t slot, std::int64_t 
 
 std::vector<SlotTable::Held> SlotTable::ListHeld() const {
   std::vector<Held> held;
-  const std::lock_guard lock(mutex_);
-  for (std::int64_t slot = 0; slot < total(); ++slot) {
-    if (slots_[slot].use != Use::kHeld) continue;
-    Held entry{slot, slots_[slot].session, PositionAt(0, slot), PositionAt(0, slot)};
-    for (std::int64_t layer = 1; layer < layers_; ++layer) {
-      entry.min_position = std::min(entry.min_position, PositionAt(layer, slot));
-      entry.max_position = std::max(entry.max_position, PositionAt(layer, slot));
+  for (std::int64_t slot = 0; slot < total();) {
+    const std::lock_guard lock(mutex_);
+    for (std::int64_t steps = 0; slot < total() && steps < kStepsAtOnce; ++slot, ++steps) {
+      if (slots_[slot].use != Use::kHeld) continue;
+      Held entry{slot, slots_[slot].session, PositionAt(0, slot), PositionAt(0, slot)};
+      for (std::int64_t layer = 1; layer < layers_; ++layer) {
+        entry.min_position = std::min(entry.min_position, PositionAt(layer, slot));
+        entry.max_position = std::max(entry.max_position, PositionAt(layer, slot));
+      }
+      steps += layers_;
+      held.push_back(entry);
     }
-    held.push_back(entry);
   }
   return held;
 }

@@ -43,7 +43,7 @@ class SlotTable {
   /// Releasing slots become free.
   void FinishRelease(absl::Span<const std::int64_t> slots);
 
-  /// Frees whatever the session still holds. Only when it has no running call.
+  /// Frees whatever the session still holds, not all at one moment. Only when it has no running call.
   void ReleaseAll(SessionKey session);
 
   std::int64_t Position(std::int64_t layer, std::int64_t slot) const;
@@ -55,7 +55,8 @@ class SlotTable {
     std::int64_t min_position = 0;
     std::int64_t max_position = 0;
   };
-  std::vector<Held> ListHeld() const;  // ascending
+  /// Ascending, each as it is at some moment of the call: others may use the table meanwhile.
+  std::vector<Held> ListHeld() const;
 
   struct Counts {
     std::int64_t free = 0;

@@ -113,6 +113,21 @@ TEST(SlotTableTest, ReleaseAllFreesTheSessionsSlotsOnly) {
   EXPECT_TRUE(table.CheckHeld(kBob, {2}, "slots").ok());
 }
 
+TEST(SlotTableTest, WhatIsLookedThroughPieceByPieceIsAllOfIt) {
+  constexpr std::int64_t kSlots = 50'000;
+  SlotTable table(/*layers=*/3, kSlots);
+  std::int64_t held = 0;
+  for (SessionKey session = 1; held < kSlots; session = 3 - session) held += std::ssize(*table.Acquire(session, 1'000));
+  const std::vector<SlotTable::Held> all = table.ListHeld();
+  ASSERT_EQ(std::ssize(all), kSlots);
+  for (std::int64_t slot = 0; slot < kSlots; ++slot) ASSERT_EQ(all[slot].slot, slot);
+  table.ReleaseAll(1);
+  EXPECT_EQ(table.free_count(), kSlots / 2);
+  const std::vector<SlotTable::Held> rest = table.ListHeld();
+  ASSERT_EQ(std::ssize(rest), kSlots / 2);
+  for (const SlotTable::Held& entry : rest) ASSERT_EQ(entry.session, 2u);
+}
+
 TEST(SlotTableTest, PositionsStartAtZeroForEachOwner) {
   SlotTable table(2, 2);
   ASSERT_TRUE(table.Acquire(kAlice, 2).ok());
