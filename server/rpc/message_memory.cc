@@ -25,7 +25,7 @@ constexpr std::size_t kShort = std::size_t{64} << 10;
 constexpr std::int64_t kPointer = 8;
 constexpr std::int64_t kScalar = 8;                  // the largest
 constexpr std::int64_t kText = sizeof(std::string);  // an empty one, on the heap
-constexpr std::int64_t kUnknown = 2 * 2 * kPointer;  // in a vector that grows twofold
+constexpr std::int64_t kUnknown = 4 * kPointer;      // in a vector that grows twofold
 constexpr std::int64_t kUnknownText = kUnknown + kText;
 constexpr std::int64_t kUnknownGroup = kUnknown + 4 * kPointer;
 
