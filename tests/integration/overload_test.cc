@@ -39,8 +39,12 @@ TEST(Overload, IsRefusedWithRetryInfoAndSpoilsNothing) {
   const OverloadShape& shape = options.shape;
   const std::int64_t states =
       options.clients * shape.sequences * shape.heads * shape.key_dim * shape.value_dim * std::int64_t{sizeof(float)};
-  constexpr std::int64_t kProgram = std::int64_t{256} << 20;  // with gRPC's buffers; sanitizers take more
+  constexpr std::int64_t kProgram = std::int64_t{256} << 20;  // with gRPC's buffers; AddressSanitizer takes more
+#ifndef __SANITIZE_THREAD__                                   // whose records of every byte would be what is measured
   EXPECT_LT(report->overload.peak_resident_bytes, 2 * (states + kStagingBytes + kProgram));
+#else
+  static_cast<void>(states + kStagingBytes + kProgram);
+#endif
 }
 
 }  // namespace

@@ -85,6 +85,7 @@ void ShowLive(const Client& client, const TopOptions& options) {
         case SIGTSTP:
           terminal.Leave();
           top::Signals::Suspend();
+          terminal.Enter();  // before anything is drawn
           break;
         case SIGCONT:  // whoever stopped it may have changed the terminal
           terminal.Leave();
