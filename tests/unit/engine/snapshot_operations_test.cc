@@ -133,7 +133,9 @@ TEST(SaveSnapshots, WantOfSpaceFailsOnlyTheSavesConcerned) {
   // The store makes room for the next save of that size, so the first may have gone already; else it is whole.
   const auto first = scene.Read(KeyOf("1"));
   EXPECT_THAT(first.status().code(), AnyOf(absl::StatusCode::kOk, absl::StatusCode::kNotFound));
-  if (first.ok()) EXPECT_EQ(*first, scene.Content(1));
+  if (first.ok()) {
+    EXPECT_EQ(*first, scene.Content(1));
+  }
 }
 
 TEST(SaveSnapshots, SlotsMustBeHeldAndKeysBeKeysAndDistinct) {
