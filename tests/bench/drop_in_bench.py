@@ -7,10 +7,10 @@ Times are wall-clock microseconds, medians; rounds of what is compared take turn
 that does next to nothing (a session's renewal), one behind the other; `empty between` the same with a call of the
 function before each, so that neither processor has it in its caches. `alone` is a call that is waited for, of which
 `before`, `rpc`, `after` and `wait` are this package's work, the RPC, this package's work again, and waiting for the
-GPU, if there is one; `in a row` is one of many that are waited for together. `compute` is on the CPU the recurrence
-alone, as the server tells it, and on a GPU what the caller's stream sees of a call that is queued behind other work:
-the recurrence, and the GPU's way from this process to the server's and back. `ratio` is (alone - compute) / empty,
-`ratio between` the same with the other empty RPC.
+GPU, if there is one; `in a row` is one of many that are waited for together. `compute` is the recurrence alone, as the
+server tells it, `ratio` (alone - compute) / empty, `ratio between` the same with the other empty RPC: on the CPU, for a
+server on a GPU answers before it knows. There `behind work` is what the caller's stream sees of a call that is queued
+behind other work: from when its inputs are ready to its results, the server's noticing and launching included.
 """
 
 from __future__ import annotations
@@ -187,33 +187,32 @@ def run(client: gdpcache.Client, library: Any, shape: Shape) -> dict[str, Any]:
                 synchronize()
                 note(f"{call_name} in a row", (time.perf_counter() - begin) / ROW)
         row |= {column: median_us(values) for column, values in times.items()}
-        row["compute"] = compute_us(library, session, slots, arguments, m)
-        overhead = row["drop-in alone"] - row["compute"]
-        row["ratio"], row["ratio between"] = overhead / row["empty alone"], overhead / row["empty between"]
+        prefill = gdpcache.PrefillCall(**arguments, state_indices=slots, states=gdpcache.States.ALL, num_householder=m)
+        if on_gpu:
+            row["behind work"] = behind_work_us(library, session, prefill)
+        else:
+            row["compute"] = compute = (
+                statistics.median(session.prefill(prefill).timing.compute for _ in range(300)) * 1e6
+            )
+            overhead = row["drop-in alone"] - compute
+            row["ratio"], row["ratio between"] = overhead / row["empty alone"], overhead / row["empty between"]
         assert len(session.transports_used) == 1
     return row
 
 
-def compute_us(
-    library: Any, session: gdpcache.Session, slots: list[int], arguments: dict[str, Any], householder: int
-) -> float:
-    """Without the host's part: on the GPU the call waits behind something longer than all that the host has to do, so
-    that events before and behind it see only the GPU's."""
-    call = gdpcache.PrefillCall(
-        **arguments, state_indices=slots, states=gdpcache.States.ALL, num_householder=householder
-    )
-    if library is np:
-        return statistics.median(session.prefill(call).timing.compute for _ in range(300)) * 1e6
-    busy = library.zeros(8192, 8192, device="cuda", dtype=library.bfloat16)
-    before, behind = (library.cuda.Event(enable_timing=True) for _ in range(2))
+def behind_work_us(torch: Any, session: gdpcache.Session, call: gdpcache.PrefillCall) -> float:
+    """The call waits behind something longer than all that the host has to do before it, so that events before and
+    behind it see nothing of that."""
+    busy = torch.zeros(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    before, behind = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times: list[float] = []
     for _ in range(ROW):
         for _ in range(10):  # some 15 ms
-            library.matmul(busy, busy)
+            torch.matmul(busy, busy)
         before.record()
         session.prefill(call)
         behind.record()
-        library.cuda.synchronize()
+        torch.cuda.synchronize()
         times.append(before.elapsed_time(behind) * 1e3)
     return statistics.median(times)
 
