@@ -182,13 +182,20 @@ absl::Status Serve(const config::Config& config) {
   cache::CatalogLimits limits;
   limits.max_caches = config.max_caches;
   limits.max_sessions = config.max_sessions;
+  const cache::TenantShare share{(*access)->tenants() > 1 ? config.max_tenant_share : 100};
   limits.max_tenant_sessions = config.max_tenant_sessions;
+  if (!share.is_all()) {
+    if (limits.max_tenant_sessions == 0) limits.max_tenant_sessions = share.Of(config.max_sessions);
+    limits.max_tenant_caches = share.Of(config.max_caches);
+    limits.max_tenant_calls = share.Of(config.max_calls);
+    limits.tenant_staging_bytes = share.Of(config.staging_memory_bytes);
+  }
   limits.max_tenant_slots = config.max_tenant_slots;
   limits.state_memory_bytes = config.state_memory_bytes > 0 ? config.state_memory_bytes : device.memory_bytes / 2;
   limits.default_session_ttl = config.default_session_ttl;
   limits.max_session_ttl = config.max_session_ttl;
   absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> snapshots =
-      OpenSnapshots(config.snapshots, backend, clock, (*access)->tenants());
+      OpenSnapshots(config.snapshots, backend, clock, share);
   if (!snapshots.ok()) return snapshots.status();
   cache::Catalog catalog(backend, clock, limits,
                          [&store = **snapshots](cache::SessionKey session) { store.EndSession(session); });
@@ -214,6 +221,7 @@ absl::Status Serve(const config::Config& config) {
   server_options.max_connection_calls = config.max_connection_calls;
   server_options.shared_memory_bytes = config.shared_memory_bytes;
   server_options.limits = limits;
+  server_options.tenant_share = share;
   server_options.access = *access;
   server_options.slow_call = config.slow_call;
   server_options.max_pin_ttl = config.snapshots.max_pin_ttl;

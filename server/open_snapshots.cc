@@ -41,7 +41,8 @@ void LogIncident(const cache::DiskIncident& incident) {
 
 absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> OpenSnapshots(const config::SnapshotConfig& config,
                                                                     kernels::Backend& backend,
-                                                                    const cache::Clock& clock, std::int64_t tenants) {
+                                                                    const cache::Clock& clock,
+                                                                    cache::TenantShare share) {
   const kernels::DeviceInfo device = backend.device_info();
   const std::int64_t device_bytes = config.device_bytes.value_or(device.memory_bytes / kShare);
   const std::int64_t host_bytes =
@@ -77,7 +78,7 @@ absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> OpenSnapshots(const config
   options.limits.tenant_bytes = config.tenant_bytes;
   options.limits.pinned_bytes = config.pin_bytes.value_or(capacity / 2);
   options.limits.max_watches = kMaxWatches;
-  options.limits.max_tenant_watches = tenants > 1 ? kMaxWatches / 2 : kMaxWatches;  // nobody takes them all
+  options.limits.max_tenant_watches = share.Of(kMaxWatches);
   options.limits.max_pin_ttl = config.max_pin_ttl;
   options.limits.pending_timeout = config.pending_timeout;
   options.write_policy = config.write_policy;

@@ -109,7 +109,7 @@ absl::Status Catalog::CheckServingLocked() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Catalog::Created> Catalog::CreateCache(const CacheSpec& spec) {
+absl::StatusOr<Catalog::Created> Catalog::CreateCache(const CacheSpec& spec, absl::string_view tenant) {
   if (absl::Status status = CheckCacheName("name", spec.name); !status.ok()) return status;
   if (absl::Status status = spec.geometry.Validate(); !status.ok()) return status;
   if (spec.fingerprint.size() > kMaxFingerprintBytes) {
@@ -131,6 +131,13 @@ absl::StatusOr<Catalog::Created> Catalog::CreateCache(const CacheSpec& spec) {
                                     limits_.max_caches),
                        kRetryCacheAfter);
     }
+    const std::int64_t own = std::count_if(caches_.begin(), caches_.end(),
+                                           [tenant](const auto& cache) { return cache.second.maker == tenant; });
+    if (!tenant.empty() && limits_.max_tenant_caches > 0 && own >= limits_.max_tenant_caches) {
+      return Exhausted(absl::StrCat("the tenant has made ", Counted(own, "cache"),
+                                    " of those that there are; it may have at most ", limits_.max_tenant_caches),
+                       kRetryCacheAfter);
+    }
   }
 
   const std::int64_t charge = spec.geometry.memory_charge();
@@ -141,7 +148,7 @@ absl::StatusOr<Catalog::Created> Catalog::CreateCache(const CacheSpec& spec) {
     if (charge > budget_->limit()) return absl::ResourceExhaustedError(message);  // no use to try again
     return Exhausted(message, kRetryCacheAfter);
   }
-  Entry entry{std::make_shared<Holding>(budget_, charge), 0};
+  Entry entry{std::make_shared<Holding>(budget_, charge), 0, std::string(tenant)};
   absl::StatusOr<std::shared_ptr<Cache>> cache = Cache::Create(backend_, spec);
   if (!cache.ok()) return cache.status();
   entry.holding->cache = *std::move(cache);
@@ -231,12 +238,24 @@ absl::StatusOr<std::shared_ptr<Session>> Catalog::OpenSession(absl::string_view 
   }
   const SessionKey key = next_key_++;
   auto session = std::make_shared<Session>(*id, key, CacheOf(found->second), ttl, std::move(client_name), expires_at,
-                                           std::move(tenant), counts.slots);
+                                           tenant, counts.slots, UseOfLocked(tenant));
   ++found->second.sessions;
   open_.emplace(*std::move(id), session);
   living_.emplace(key, Living{session, expires_at});
   expiry_.emplace(expires_at, key);
   return session;
+}
+
+std::shared_ptr<TenantUse> Catalog::UseOf(absl::string_view tenant) {
+  const std::lock_guard lock(mutex_);
+  return UseOfLocked(tenant);
+}
+
+std::shared_ptr<TenantUse> Catalog::UseOfLocked(absl::string_view tenant) {
+  if (limits_.max_tenant_calls == 0) return nullptr;
+  std::shared_ptr<TenantUse>& use = uses_[tenant];
+  if (use == nullptr) use = std::make_shared<TenantUse>(limits_.max_tenant_calls, limits_.tenant_staging_bytes);
+  return use;
 }
 
 absl::StatusOr<std::shared_ptr<Session>> Catalog::FindOpenLocked(absl::string_view id, absl::string_view tenant) const {

@@ -29,9 +29,12 @@ namespace gdpcache::cache {
 struct CatalogLimits {
   std::int64_t max_caches = 0;
   std::int64_t max_sessions = 0;
-  std::int64_t max_tenant_sessions = 0;  // of one tenant; 0: as many as there may be
-  std::int64_t max_tenant_slots = 0;     // held by one tenant's sessions, of all caches; 0: as many as there are
-  std::int64_t state_memory_bytes = 0;   // all caches together
+  std::int64_t max_tenant_sessions = 0;   // of one tenant; 0: as many as there may be
+  std::int64_t max_tenant_slots = 0;      // held by one tenant's sessions, of all caches; 0: as many as there are
+  std::int64_t max_tenant_caches = 0;     // made by one tenant; 0: as many as there may be
+  std::int64_t max_tenant_calls = 0;      // under way, of one tenant; 0: as many as there may be
+  std::int64_t tenant_staging_bytes = 0;  // of one tenant, where it may not have as many calls as there may be
+  std::int64_t state_memory_bytes = 0;    // all caches together
   absl::Duration default_session_ttl;
   absl::Duration max_session_ttl;
 };
@@ -52,8 +55,8 @@ class Catalog {
     std::int64_t sessions = 0;  // open ones
     bool created = false;       // false: it existed with the same geometry, fingerprint and ephemeral flag
   };
-  /// Errors as cache.proto and state_cache.proto say.
-  absl::StatusOr<Created> CreateCache(const CacheSpec& spec);
+  /// Errors as cache.proto and state_cache.proto say. `tenant` is who makes it; empty: the server itself.
+  absl::StatusOr<Created> CreateCache(const CacheSpec& spec, absl::string_view tenant = "");
   absl::StatusOr<std::shared_ptr<Cache>> FindCache(absl::string_view name) const;
   /// The name is free at once; `on_deleted` runs once when the memory is, maybe before the call returns and on whatever
   /// thread lets go of the cache last, so it must be short and take no lock that a user of the cache may hold. It does
@@ -93,6 +96,9 @@ class Catalog {
   /// Ends all sessions; `on_closed` runs when the last one is gone. For shutdown.
   void CloseAllSessions(absl::AnyInvocable<void()> on_closed);
 
+  /// What a tenant uses of the calls and the staging memory, whatever its sessions; nullptr where that is not limited.
+  std::shared_ptr<TenantUse> UseOf(absl::string_view tenant);
+
   std::int64_t state_memory_used() const { return budget_->used(); }
   /// Sessions that are open, and ended ones whose calls have not.
   std::int64_t session_count() const;
@@ -102,6 +108,7 @@ class Catalog {
   struct Entry {
     std::shared_ptr<Holding> holding;
     std::int64_t sessions = 0;  // open ones
+    std::string maker = {};     // the tenant
   };
   struct Living {
     std::shared_ptr<Session> session;
@@ -119,6 +126,7 @@ class Catalog {
   };
 
   static std::shared_ptr<Cache> CacheOf(const Entry& entry);
+  std::shared_ptr<TenantUse> UseOfLocked(absl::string_view tenant);
   absl::StatusOr<std::shared_ptr<Session>> FindOpenLocked(absl::string_view id, absl::string_view tenant) const;
   Removed RemoveLocked(std::shared_ptr<Session> session);
   void End(const Removed& removed, absl::AnyInvocable<void()> on_closed);
@@ -138,7 +146,8 @@ class Catalog {
   absl::flat_hash_map<std::string, std::shared_ptr<Session>> open_;  // by id
   absl::flat_hash_map<SessionKey, Living> living_;                   // open ones, and ended ones with calls left
   absl::flat_hash_map<std::string, Tenant> tenants_;
-  std::set<std::pair<absl::Time, SessionKey>> expiry_;  // of open ones
+  absl::flat_hash_map<std::string, std::shared_ptr<TenantUse>> uses_;  // for good: identities name the tenants
+  std::set<std::pair<absl::Time, SessionKey>> expiry_;                 // of open ones
   SessionKey next_key_ = 1;
   std::vector<absl::AnyInvocable<void()>> on_no_sessions_;
 };

@@ -19,6 +19,8 @@ class MemoryBudget {
     } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
     return true;
   }
+  /// Takes them even beyond the limit.
+  void Take(std::int64_t bytes) { used_.fetch_add(bytes, std::memory_order_relaxed); }
   void GiveBack(std::int64_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   std::int64_t limit() const { return limit_; }

@@ -15,6 +15,7 @@
 #include "server/cache/cache.h"
 #include "server/cache/memory/session_regions.h"
 #include "server/cache/memory_budget.h"
+#include "server/cache/tenant_share.h"
 
 namespace gdpcache::cache {
 
@@ -54,7 +55,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   Session(std::string id, SessionKey key, std::shared_ptr<Cache> cache, absl::Duration ttl, std::string client_name,
           absl::Time expires_at, std::string tenant = std::string(kDefaultTenant),
-          std::shared_ptr<MemoryBudget> tenant_slots = nullptr)
+          std::shared_ptr<MemoryBudget> tenant_slots = nullptr, std::shared_ptr<TenantUse> tenant_use = nullptr)
       : id_(std::move(id)),
         key_(key),
         cache_(std::move(cache)),
@@ -62,6 +63,7 @@ class Session : public std::enable_shared_from_this<Session> {
         client_name_(std::move(client_name)),
         tenant_(std::move(tenant)),
         tenant_slots_(std::move(tenant_slots)),
+        tenant_use_(std::move(tenant_use)),
         expires_at_(expires_at) {}
 
   const std::string& id() const { return id_; }
@@ -71,6 +73,9 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::string& client_name() const { return client_name_; }
   const std::string& tenant() const { return tenant_; }
   absl::Time expires_at() const;
+
+  /// What its tenant uses; nullptr where that is not limited.
+  const std::shared_ptr<TenantUse>& tenant_use() const { return tenant_use_; }
 
   /// Memory that the caller shares with the server; closed when the session has ended and its calls have.
   SessionRegions& regions() { return regions_; }
@@ -112,6 +117,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::string client_name_;
   const std::string tenant_;
   const std::shared_ptr<MemoryBudget> tenant_slots_;  // shared by the tenant's sessions; nullptr: without a limit
+  const std::shared_ptr<TenantUse> tenant_use_;
   SessionRegions regions_;
 
   mutable std::mutex mutex_;

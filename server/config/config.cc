@@ -82,6 +82,7 @@ Config FromFlags() {
   config.max_sessions = absl::GetFlag(FLAGS_max_sessions);
   config.max_tenant_sessions = absl::GetFlag(FLAGS_max_tenant_sessions);
   config.max_tenant_slots = absl::GetFlag(FLAGS_max_tenant_slots);
+  config.max_tenant_share = absl::GetFlag(FLAGS_max_tenant_share);
   config.max_calls = absl::GetFlag(FLAGS_max_calls);
   config.max_queue_wait = absl::GetFlag(FLAGS_max_queue_wait);
   config.max_connection_calls = absl::GetFlag(FLAGS_max_connection_calls);
@@ -158,6 +159,7 @@ void Validate(const Config& config, Errors& errors) {
   CheckRange("max_sessions", config.max_sessions, 1, kMaxCount, errors);
   CheckRange("max_tenant_sessions", config.max_tenant_sessions, 0, kMaxCount, errors);
   CheckRange("max_tenant_slots", config.max_tenant_slots, 0, kMaxCount, errors);
+  CheckRange("max_tenant_share", config.max_tenant_share, 1, 100, errors);
   CheckRange("max_calls", config.max_calls, 2, kMaxCount, errors);
   CheckRange("max_queue_wait", config.max_queue_wait, absl::Milliseconds(1), kMaxDuration, errors);
   CheckRange("max_connection_calls", config.max_connection_calls, 1, kMaxConnectionCalls, errors);

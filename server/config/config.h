@@ -58,8 +58,9 @@ struct Config {
   std::int64_t shared_memory_bytes = 0;
   std::int64_t max_caches = 0;
   std::int64_t max_sessions = 0;
-  std::int64_t max_tenant_sessions = 0;  // 0: as many as the server has
+  std::int64_t max_tenant_sessions = 0;  // 0: max_tenant_share of max_sessions
   std::int64_t max_tenant_slots = 0;     // 0: as many as there are
+  std::int64_t max_tenant_share = 100;   // percent
   std::int64_t max_calls = 0;
   absl::Duration max_queue_wait;
   std::int64_t max_connection_calls = 0;

@@ -96,6 +96,7 @@ const std::vector<FlagGroup>& FlagGroups() {
         {"max_sessions", "N"},
         {"max_tenant_sessions", "N"},
         {"max_tenant_slots", "N"},
+        {"max_tenant_share", "PERCENT"},
         {"max_calls", "N"},
         {"max_queue_wait", "DURATION"},
         {"max_connection_calls", "N"},
@@ -207,9 +208,13 @@ ABSL_FLAG(
     "a GPU.");
 ABSL_FLAG(std::int64_t, max_caches, 64, "Caches at a time.");
 ABSL_FLAG(std::int64_t, max_sessions, 10'000, "Sessions at a time.");
-ABSL_FLAG(std::int64_t, max_tenant_sessions, 0, "Sessions of one tenant at a time. 0: as many as there may be.");
+ABSL_FLAG(std::int64_t, max_tenant_sessions, 0,
+          "Sessions of one tenant at a time. 0: what --max-tenant-share leaves it of --max-sessions.");
 ABSL_FLAG(std::int64_t, max_tenant_slots, 0,
           "Slots that one tenant's sessions may hold at a time, of all caches together. 0: as many as there are.");
+ABSL_FLAG(std::int64_t, max_tenant_share, 50,
+          "Percent of what all share that one of several tenants may use up: calls under way, staging memory, shared "
+          "memory, caches made, sessions, unfinished uploads, watchers. 100: all.");
 ABSL_FLAG(std::int64_t, max_calls, 4'096,
           "Calls under way at a time: those being worked on, those that wait for their turn, and those that wait for "
           "their client. One session may have half of them.");

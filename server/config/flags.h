@@ -53,6 +53,7 @@ ABSL_DECLARE_FLAG(std::int64_t, max_caches);
 ABSL_DECLARE_FLAG(std::int64_t, max_sessions);
 ABSL_DECLARE_FLAG(std::int64_t, max_tenant_sessions);
 ABSL_DECLARE_FLAG(std::int64_t, max_tenant_slots);
+ABSL_DECLARE_FLAG(std::int64_t, max_tenant_share);
 ABSL_DECLARE_FLAG(std::int64_t, max_calls);
 ABSL_DECLARE_FLAG(absl::Duration, max_queue_wait);
 ABSL_DECLARE_FLAG(std::int64_t, max_connection_calls);

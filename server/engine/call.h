@@ -15,6 +15,14 @@ struct CallContext {
   absl::Time deadline = absl::InfiniteFuture();
 };
 
+/// What the caller's tenant may use of the staging memory; nullptr: all there is.
+inline std::shared_ptr<cache::MemoryBudget> StagingShare(const CallContext& context) {
+  return cache::BudgetOf(context.session->tenant_use(), &cache::TenantUse::staging);
+}
+inline std::shared_ptr<cache::MemoryBudget> DeviceStagingShare(const CallContext& context) {
+  return cache::BudgetOf(context.session->tenant_use(), &cache::TenantUse::device_staging);
+}
+
 /// A prepared operation on a cache. The engine's functions that make one check the arguments and touch nothing; its
 /// `done` callback, given there, runs exactly once after Start, maybe before Start returns, never under a lock, and by
 /// then the call holds no slot and no staging memory (but for a prefill with a done event, which is told of earlier:

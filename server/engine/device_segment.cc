@@ -97,14 +97,16 @@ absl::StatusOr<DeviceSegment> DeviceSegment::Upload(const Environment& environme
   return device;
 }
 
-absl::StatusOr<std::shared_ptr<StagingAccount>> OpenDeviceAccount(const Environment& environment, int segments,
+absl::StatusOr<std::shared_ptr<StagingAccount>> OpenDeviceAccount(const Environment& environment,
+                                                                  const CallContext& context, int segments,
                                                                   std::int64_t segment_bytes,
                                                                   std::int64_t state_bytes) {
   if (environment.device_staging == nullptr) return nullptr;
   // The tensors share the segment, each rounded up to a block: at most a quarter more, and a small block each.
   constexpr std::int64_t kTensors = 8;
   const std::int64_t segment = segment_bytes + segment_bytes / 4 + kTensors * StagingPool::BlockSize(1);
-  return environment.device_staging->Open(segments * segment + StagingPool::BlockSize(state_bytes));
+  return environment.device_staging->Open(segments * segment + StagingPool::BlockSize(state_bytes),
+                                          DeviceStagingShare(context));
 }
 
 }  // namespace gdpcache::engine

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "server/engine/call.h"
 #include "server/engine/environment.h"
 #include "server/engine/prefill_plan.h"
 #include "server/engine/segment.h"
@@ -66,7 +67,8 @@ class DeviceSegment {
 
 /// Admits a call to device memory: `segments` at a time of `segment_bytes` of inputs and results each, and
 /// `state_bytes` that stay as long as the call. Nothing (nullptr) where the backend has unified memory.
-absl::StatusOr<std::shared_ptr<StagingAccount>> OpenDeviceAccount(const Environment& environment, int segments,
+absl::StatusOr<std::shared_ptr<StagingAccount>> OpenDeviceAccount(const Environment& environment,
+                                                                  const CallContext& context, int segments,
                                                                   std::int64_t segment_bytes, std::int64_t state_bytes);
 
 }  // namespace gdpcache::engine

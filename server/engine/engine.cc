@@ -84,8 +84,9 @@ absl::StatusOr<std::shared_ptr<Call>> Engine::RestoreSnapshots(CallContext conte
 }
 
 absl::StatusOr<std::shared_ptr<Call>> Engine::ReadSnapshot(cache::SnapshotSpace space, std::string key,
-                                                           ContentsDone done) const {
-  return MakeReadSnapshot(environment_, std::move(space), std::move(key), std::move(done));
+                                                           ContentsDone done,
+                                                           std::shared_ptr<cache::MemoryBudget> share) const {
+  return MakeReadSnapshot(environment_, std::move(space), std::move(key), std::move(share), std::move(done));
 }
 
 absl::StatusOr<std::shared_ptr<Call>> Engine::WriteSnapshot(cache::SnapshotSpace space, std::string key,
@@ -93,12 +94,14 @@ absl::StatusOr<std::shared_ptr<Call>> Engine::WriteSnapshot(cache::SnapshotSpace
   return MakeWriteSnapshot(environment_, std::move(space), std::move(key), std::move(contents), std::move(done));
 }
 
-absl::StatusOr<std::shared_ptr<StagingBuffer>> Engine::Stage(std::int64_t bytes) const {
-  return StageBytes(environment_.staging, bytes);
+absl::StatusOr<std::shared_ptr<StagingBuffer>> Engine::Stage(std::int64_t bytes,
+                                                             std::shared_ptr<cache::MemoryBudget> share) const {
+  return StageBytes(environment_.staging, bytes, std::move(share));
 }
 
-absl::StatusOr<std::shared_ptr<StagingAccount>> Engine::Charge(std::int64_t bytes) const {
-  return environment_.staging.Open(bytes);
+absl::StatusOr<std::shared_ptr<StagingAccount>> Engine::Charge(std::int64_t bytes,
+                                                               std::shared_ptr<cache::MemoryBudget> share) const {
+  return environment_.staging.Open(bytes, std::move(share));
 }
 
 Engine::Load Engine::load() const {

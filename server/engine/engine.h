@@ -76,18 +76,20 @@ class Engine {
                                                          RestoresDone done) const;
 
   /// `done` gets a copy of the snapshot in staging memory. NOT_FOUND, DATA_LOSS; RESOURCE_EXHAUSTED when it does not
-  /// fit into what is left of the staging budget.
-  absl::StatusOr<std::shared_ptr<Call>> ReadSnapshot(cache::SnapshotSpace space, std::string key,
-                                                     ContentsDone done) const;
+  /// fit into what is left of the staging budget, and of the tenant's `share` of it (nullptr: all).
+  absl::StatusOr<std::shared_ptr<Call>> ReadSnapshot(cache::SnapshotSpace space, std::string key, ContentsDone done,
+                                                     std::shared_ptr<cache::MemoryBudget> share = nullptr) const;
   /// Stores a snapshot whose bytes are in host memory, in the host tier. INVALID_ARGUMENT when the parts are not those
   /// of the space.
   absl::StatusOr<std::shared_ptr<Call>> WriteSnapshot(cache::SnapshotSpace space, std::string key,
                                                       SnapshotContents contents, OutcomeDone done) const;
-  /// Host memory of the staging budget, for a snapshot on its way in. RESOURCE_EXHAUSTED.
-  absl::StatusOr<std::shared_ptr<StagingBuffer>> Stage(std::int64_t bytes) const;
+  /// Host memory of the staging budget, for a snapshot on its way in; `share` as there. RESOURCE_EXHAUSTED.
+  absl::StatusOr<std::shared_ptr<StagingBuffer>> Stage(std::int64_t bytes,
+                                                       std::shared_ptr<cache::MemoryBudget> share = nullptr) const;
   /// Counts memory that the caller has, a request's say, against the staging budget for as long as the account lives,
   /// which must not be longer than the engine. RESOURCE_EXHAUSTED.
-  absl::StatusOr<std::shared_ptr<StagingAccount>> Charge(std::int64_t bytes) const;
+  absl::StatusOr<std::shared_ptr<StagingAccount>> Charge(std::int64_t bytes,
+                                                         std::shared_ptr<cache::MemoryBudget> share = nullptr) const;
 
   const EngineOptions& options() const { return options_; }
   /// The backend's; nullptr where all memory is the host's.

@@ -1,9 +1,16 @@
 #include "server/engine/ordered_call.h"
 
+#include "absl/strings/str_cat.h"
 #include "server/cache/clock.h"
 #include "server/cache/errors.h"
+#include "server/engine/overload.h"
 
 namespace gdpcache::engine {
+namespace {
+
+constexpr absl::Duration kRetryAfter = absl::Milliseconds(100);
+
+}  // namespace
 
 void OrderedCall::Start() {
   const std::shared_ptr<OrderedCall> self = shared_from_this();
@@ -20,17 +27,28 @@ void OrderedCall::Start() {
   });
   if (!session_call.ok()) return Conclude(session_call.status(), false);
   session_call_ = *std::move(session_call);
-  if (IsCancellable()) {
-    const absl::Status status = environment_.admission.Begin(owner(), cache::SteadyNow());
-    if (!status.ok()) return Conclude(status, false);
-  } else {
-    environment_.admission.BeginInAnyCase(owner());
-  }
-  admitted_ = true;
+  if (const absl::Status status = Admit(); !status.ok()) return Conclude(status, false);
   Prepare();
   Lock lock(mutex_);
   state_ = State::kPreparing;
   AdvanceLocked(std::move(lock), true);
+}
+
+absl::Status OrderedCall::Admit() {
+  cache::TenantUse* const tenant = context_.session->tenant_use().get();
+  if (!IsCancellable()) {
+    environment_.admission.BeginInAnyCase(owner());
+    if (tenant != nullptr) tenant->calls.Take(1);
+  } else if (tenant != nullptr && !tenant->calls.TryTake(1)) {
+    return Overloaded(absl::StrCat("the tenant has ", cache::Counted(tenant->calls.used(), "call"),
+                                   " under way; one tenant may have at most ", tenant->calls.limit()),
+                      kRetryAfter);
+  } else if (absl::Status status = environment_.admission.Begin(owner(), cache::SteadyNow()); !status.ok()) {
+    if (tenant != nullptr) tenant->calls.GiveBack(1);
+    return status;
+  }
+  admitted_ = true;
+  return absl::OkStatus();
 }
 
 void OrderedCall::Prepared(absl::Status status) {
@@ -155,7 +173,10 @@ void OrderedCall::Conclude(absl::Status status, bool arrived) {
   if (arrived && !status.ok()) Withdraw();
   claim_.Release();
   LetGo();
-  if (admitted_) environment_.admission.End(owner());
+  if (admitted_) {
+    environment_.admission.End(owner());
+    if (cache::TenantUse* const tenant = context_.session->tenant_use().get()) tenant->calls.GiveBack(1);
+  }
   session_call_.End();
   Finish(std::move(status));
 }

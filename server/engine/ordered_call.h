@@ -118,6 +118,7 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
 
   Executor::Owner owner() const { return context_.session->key(); }
   absl::StatusOr<bool> Step(kernels::Stream& stream);
+  absl::Status Admit();
   void TakePlaces(bool may_run_here);
   void Ready();
   void Conclude(absl::Status status, bool arrived);

@@ -284,7 +284,7 @@ absl::StatusOr<std::shared_ptr<Call>> MakeCopySlots(const Environment& environme
                                                      " bytes of staging memory"));
   }
   absl::StatusOr<std::shared_ptr<StagingAccount>> staging =
-      environment.staging.Open(static_cast<std::int64_t>(aside.size()) * slot_bytes);
+      environment.staging.Open(static_cast<std::int64_t>(aside.size()) * slot_bytes, StagingShare(context));
   if (!staging.ok()) return staging.status();
   return std::make_shared<CopySlotsCall>(environment, std::move(context), std::move(copies), std::move(moves),
                                          std::move(aside), *std::move(staging), std::move(done));

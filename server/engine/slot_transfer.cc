@@ -64,7 +64,7 @@ absl::StatusOr<std::shared_ptr<SlotReader>> SlotReader::Create(const Environment
   const std::int64_t bytes = *count * (geometry.state_bytes() + geometry.auxiliary_bytes);
   const std::int64_t piece = StagingPool::BlockSize(environment.options.segment_bytes);
   absl::StatusOr<std::shared_ptr<StagingAccount>> staging =
-      environment.staging.Open(std::min(StagingPool::BlockSize(bytes), 2 * piece));
+      environment.staging.Open(std::min(StagingPool::BlockSize(bytes), 2 * piece), StagingShare(context));
   if (!staging.ok()) return staging.status();
   return std::shared_ptr<SlotReader>(new SlotReader(environment, std::move(context), std::move(selection),
                                                     *std::move(staging), std::move(contents), peer, std::move(done)));
@@ -190,8 +190,8 @@ absl::StatusOr<std::shared_ptr<SlotWriter>> SlotWriter::Create(const Environment
     auxiliary_bytes = *bytes;
   }
 
-  absl::StatusOr<std::shared_ptr<StagingAccount>> staging =
-      environment.staging.Open(StagingPool::BlockSize(*state_bytes) + StagingPool::BlockSize(auxiliary_bytes));
+  absl::StatusOr<std::shared_ptr<StagingAccount>> staging = environment.staging.Open(
+      StagingPool::BlockSize(*state_bytes) + StagingPool::BlockSize(auxiliary_bytes), StagingShare(context));
   if (!staging.ok()) return staging.status();
   Part state{.cursor = {.name = "state", .size = *state_bytes}, .buffer = nullptr};
   Part auxiliary{.cursor = {.name = "auxiliary", .size = auxiliary_bytes}, .buffer = nullptr};

@@ -48,8 +48,9 @@ class TransferCall : public Call, public std::enable_shared_from_this<TransferCa
 
 class ReadSnapshotCall final : public TransferCall {
  public:
-  ReadSnapshotCall(const Environment& environment, cache::SnapshotSpace space, std::string key, ContentsDone done)
-      : TransferCall(environment, std::move(space), std::move(key)), done_(std::move(done)) {}
+  ReadSnapshotCall(const Environment& environment, cache::SnapshotSpace space, std::string key,
+                   std::shared_ptr<cache::MemoryBudget> share, ContentsDone done)
+      : TransferCall(environment, std::move(space), std::move(key)), share_(std::move(share)), done_(std::move(done)) {}
 
   void Start() override {
     environment_.snapshots->Fetch(record_.space, record_.key,
@@ -74,7 +75,7 @@ class ReadSnapshotCall final : public TransferCall {
   absl::StatusOr<SnapshotContents> Read(const cache::SnapshotStore::Fetched& fetched, kernels::Stream& stream) const {
     if (absl::Status status = CheckGoesOn(); !status.ok()) return status;
     absl::StatusOr<std::shared_ptr<StagingBuffer>> buffer =
-        StageBytes(environment_.staging, record_.space.snapshot_bytes());
+        StageBytes(environment_.staging, record_.space.snapshot_bytes(), share_);
     if (!buffer.ok()) return buffer.status();
     SnapshotContents contents{.position = fetched.position, .parts = {}, .owner = *buffer};
     std::byte* place = (*buffer)->data();
@@ -88,6 +89,7 @@ class ReadSnapshotCall final : public TransferCall {
     return contents;
   }
 
+  const std::shared_ptr<cache::MemoryBudget> share_;
   ContentsDone done_;
 };
 
@@ -127,8 +129,10 @@ class WriteSnapshotCall final : public TransferCall {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<StagingBuffer>> StageBytes(StagingPool& staging, std::int64_t bytes) {
-  const absl::StatusOr<std::shared_ptr<StagingAccount>> account = staging.Open(StagingPool::BlockSize(bytes));
+absl::StatusOr<std::shared_ptr<StagingBuffer>> StageBytes(StagingPool& staging, std::int64_t bytes,
+                                                          std::shared_ptr<cache::MemoryBudget> share) {
+  const absl::StatusOr<std::shared_ptr<StagingAccount>> account =
+      staging.Open(StagingPool::BlockSize(bytes), std::move(share));
   if (!account.ok()) return account.status();
   absl::StatusOr<StagingBuffer> buffer = (*account)->Acquire(bytes);
   if (!buffer.ok()) return buffer.status();
@@ -136,10 +140,12 @@ absl::StatusOr<std::shared_ptr<StagingBuffer>> StageBytes(StagingPool& staging, 
 }
 
 absl::StatusOr<std::shared_ptr<Call>> MakeReadSnapshot(const Environment& environment, cache::SnapshotSpace space,
-                                                       std::string key, ContentsDone done) {
+                                                       std::string key, std::shared_ptr<cache::MemoryBudget> share,
+                                                       ContentsDone done) {
   if (environment.snapshots == nullptr) return absl::UnimplementedError("the server keeps no snapshots");
   if (absl::Status status = cache::CheckSnapshotKey("key", key); !status.ok()) return status;
-  return std::make_shared<ReadSnapshotCall>(environment, std::move(space), std::move(key), std::move(done));
+  return std::make_shared<ReadSnapshotCall>(environment, std::move(space), std::move(key), std::move(share),
+                                            std::move(done));
 }
 
 absl::StatusOr<std::shared_ptr<Call>> MakeWriteSnapshot(const Environment& environment, cache::SnapshotSpace space,

@@ -23,14 +23,16 @@ struct SnapshotContents {
   std::shared_ptr<const void> owner;
 };
 
-/// `bytes` of the staging budget, for a snapshot on its way. RESOURCE_EXHAUSTED.
-absl::StatusOr<std::shared_ptr<StagingBuffer>> StageBytes(StagingPool& staging, std::int64_t bytes);
+/// `bytes` of the staging budget, and of the tenant's `share` of it, for a snapshot on its way. RESOURCE_EXHAUSTED.
+absl::StatusOr<std::shared_ptr<StagingBuffer>> StageBytes(StagingPool& staging, std::int64_t bytes,
+                                                          std::shared_ptr<cache::MemoryBudget> share);
 
 using ContentsDone = absl::AnyInvocable<void(absl::StatusOr<SnapshotContents>)>;
 using OutcomeDone = absl::AnyInvocable<void(absl::StatusOr<cache::SnapshotOutcome>)>;
 
 absl::StatusOr<std::shared_ptr<Call>> MakeReadSnapshot(const Environment& environment, cache::SnapshotSpace space,
-                                                       std::string key, ContentsDone done);
+                                                       std::string key, std::shared_ptr<cache::MemoryBudget> share,
+                                                       ContentsDone done);
 absl::StatusOr<std::shared_ptr<Call>> MakeWriteSnapshot(const Environment& environment, cache::SnapshotSpace space,
                                                         std::string key, SnapshotContents contents, OutcomeDone done);
 

@@ -25,15 +25,20 @@ std::int64_t StagingPool::BlockSize(std::int64_t size) {
   return RoundUp(size, below / 4);
 }
 
-absl::StatusOr<std::shared_ptr<StagingAccount>> StagingPool::Open(std::int64_t reserve) {
+absl::StatusOr<std::shared_ptr<StagingAccount>> StagingPool::Open(std::int64_t reserve,
+                                                                  std::shared_ptr<cache::MemoryBudget> share) {
   std::vector<kernels::Buffer> dropped;
   const std::lock_guard lock(mutex_);
   if (reserve > budget_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the call needs ", reserve, " bytes of staging memory; the server has ", budget_));
   }
-  if (absl::Status status = ChargeLocked(reserve, dropped); !status.ok()) return status;
-  return std::shared_ptr<StagingAccount>(new StagingAccount(*this, reserve));
+  if (share != nullptr && reserve > share->limit()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the call needs ", reserve, " bytes of staging memory; one tenant may use ", share->limit()));
+  }
+  if (absl::Status status = ChargeLocked(reserve, share.get(), dropped); !status.ok()) return status;
+  return std::shared_ptr<StagingAccount>(new StagingAccount(*this, std::move(share), reserve));
 }
 
 std::int64_t StagingPool::used() const {
@@ -55,10 +60,16 @@ void StagingPool::TrimLocked(std::int64_t level, std::vector<kernels::Buffer>& d
   }
 }
 
-absl::Status StagingPool::ChargeLocked(std::int64_t bytes, std::vector<kernels::Buffer>& dropped) {
+absl::Status StagingPool::ChargeLocked(std::int64_t bytes, cache::MemoryBudget* share,
+                                       std::vector<kernels::Buffer>& dropped) {
   if (bytes > budget_ - used_) {
     return Overloaded(absl::StrCat("the call needs ", bytes, " more bytes of staging memory; ", used_, " of ", budget_,
                                    " are in use"),
+                      kRetryAfter);
+  }
+  if (share != nullptr && !share->TryTake(bytes)) {
+    return Overloaded(absl::StrCat("the call needs ", bytes, " more bytes of staging memory; the tenant uses ",
+                                   share->used(), " of the ", share->limit(), " that it may use"),
                       kRetryAfter);
   }
   used_ += bytes;
@@ -66,7 +77,9 @@ absl::Status StagingPool::ChargeLocked(std::int64_t bytes, std::vector<kernels::
   return absl::OkStatus();
 }
 
-void StagingPool::ReturnChargeLocked(std::int64_t bytes, std::vector<kernels::Buffer>& dropped) {
+void StagingPool::ReturnChargeLocked(std::int64_t bytes, cache::MemoryBudget* share,
+                                     std::vector<kernels::Buffer>& dropped) {
+  if (share != nullptr) share->GiveBack(bytes);
   used_ -= bytes;
   if (used_ == 0) TrimLocked(kRetainedIdle, dropped);
 }
@@ -81,7 +94,7 @@ absl::StatusOr<StagingBuffer> StagingAccount::Acquire(std::int64_t size) {
     const std::lock_guard lock(pool_.mutex_);
     const std::int64_t before = ChargeLocked();
     in_use_ += block_size;
-    if (absl::Status status = pool_.ChargeLocked(ChargeLocked() - before, dropped); !status.ok()) {
+    if (absl::Status status = pool_.ChargeLocked(ChargeLocked() - before, share_.get(), dropped); !status.ok()) {
       in_use_ -= block_size;
       return status;
     }
@@ -98,7 +111,7 @@ absl::StatusOr<StagingBuffer> StagingAccount::Acquire(std::int64_t size) {
     const std::lock_guard lock(pool_.mutex_);
     const std::int64_t before = ChargeLocked();
     in_use_ -= block_size;
-    pool_.ReturnChargeLocked(before - ChargeLocked(), dropped);
+    pool_.ReturnChargeLocked(before - ChargeLocked(), share_.get(), dropped);
     if (!absl::IsResourceExhausted(block.status())) return block.status();  // no use to try again
     return Overloaded(absl::StrCat("staging memory: ", block.status().message()), kRetryAfter);
   }
@@ -110,7 +123,7 @@ void StagingAccount::EndReservation() {
   const std::lock_guard lock(pool_.mutex_);
   const std::int64_t before = ChargeLocked();
   reserved_ = 0;
-  pool_.ReturnChargeLocked(before - ChargeLocked(), dropped);
+  pool_.ReturnChargeLocked(before - ChargeLocked(), share_.get(), dropped);
 }
 
 std::int64_t StagingAccount::in_use() const {
@@ -132,7 +145,7 @@ void StagingAccount::Return(kernels::Buffer block) {
   } else {
     dropped.push_back(std::move(block));
   }
-  pool_.ReturnChargeLocked(returned, dropped);
+  pool_.ReturnChargeLocked(returned, share_.get(), dropped);
 }
 
 StagingBuffer& StagingBuffer::operator=(StagingBuffer&& other) noexcept {

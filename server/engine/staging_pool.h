@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "server/cache/memory_budget.h"
 
 namespace gdpcache::engine {
 
@@ -40,12 +41,14 @@ class StagingAccount : public std::enable_shared_from_this<StagingAccount> {
 
  private:
   friend class StagingPool;
-  StagingAccount(StagingPool& pool, std::int64_t reserved) : pool_(pool), reserved_(reserved) {}
+  StagingAccount(StagingPool& pool, std::shared_ptr<cache::MemoryBudget> share, std::int64_t reserved)
+      : pool_(pool), share_(std::move(share)), reserved_(reserved) {}
   std::int64_t ChargeLocked() const { return std::max(reserved_, in_use_); }
   void Return(kernels::Buffer block);
 
   StagingPool& pool_;
-  std::int64_t reserved_;  // guarded by pool_.mutex_, as is in_use_
+  const std::shared_ptr<cache::MemoryBudget> share_;  // what its tenant may use; nullptr: all there is
+  std::int64_t reserved_;                             // guarded by pool_.mutex_, as is in_use_
   std::int64_t in_use_ = 0;
 };
 
@@ -89,9 +92,10 @@ class StagingPool {
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
-  /// Admits a call that will use `reserve` bytes. RESOURCE_EXHAUSTED names need, budget and use; worth a retry unless
-  /// the call exceeds the whole budget.
-  absl::StatusOr<std::shared_ptr<StagingAccount>> Open(std::int64_t reserve);
+  /// Admits a call that will use `reserve` bytes, of those that its tenant may use (`share`; nullptr: of all).
+  /// RESOURCE_EXHAUSTED names need, budget and use; worth a retry unless the call exceeds the whole budget, or share.
+  absl::StatusOr<std::shared_ptr<StagingAccount>> Open(std::int64_t reserve,
+                                                       std::shared_ptr<cache::MemoryBudget> share = nullptr);
 
   std::int64_t budget() const { return budget_; }
   /// Bytes reserved or in buffers; 0 when no call is in flight and no result is on its way out.
@@ -109,8 +113,8 @@ class StagingPool {
   /// Frees kept blocks, largest first, until at most `level` bytes are kept; `dropped` takes them for destruction
   /// without the lock.
   void TrimLocked(std::int64_t level, std::vector<kernels::Buffer>& dropped);
-  absl::Status ChargeLocked(std::int64_t bytes, std::vector<kernels::Buffer>& dropped);
-  void ReturnChargeLocked(std::int64_t bytes, std::vector<kernels::Buffer>& dropped);
+  absl::Status ChargeLocked(std::int64_t bytes, cache::MemoryBudget* share, std::vector<kernels::Buffer>& dropped);
+  void ReturnChargeLocked(std::int64_t bytes, cache::MemoryBudget* share, std::vector<kernels::Buffer>& dropped);
 
   kernels::Backend& backend_;
   const kernels::MemoryKind kind_;

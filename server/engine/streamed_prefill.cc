@@ -79,11 +79,11 @@ absl::StatusOr<std::shared_ptr<StreamedPrefill>> StreamedPrefill::Create(const E
     reserve += segments * StagingPool::BlockSize(most_of_a_segment);
     if (unified) reserve += StagingPool::BlockSize(scratch);
   }
-  absl::StatusOr<std::shared_ptr<StagingAccount>> staging = environment.staging.Open(reserve);
+  absl::StatusOr<std::shared_ptr<StagingAccount>> staging = environment.staging.Open(reserve, StagingShare(context));
   if (!staging.ok()) return staging.status();
   absl::StatusOr<std::shared_ptr<StagingAccount>> device_staging =
-      in_place ? OpenDeviceAccount(environment, 1, TensorBytes(plan) + plan.initial_state_bytes, 0)
-               : OpenDeviceAccount(environment, kDeviceSegments, most_of_a_segment, scratch);
+      in_place ? OpenDeviceAccount(environment, context, 1, TensorBytes(plan) + plan.initial_state_bytes, 0)
+               : OpenDeviceAccount(environment, context, kDeviceSegments, most_of_a_segment, scratch);
   if (!device_staging.ok()) return device_staging.status();
   std::shared_ptr<StreamedPrefill> call(new StreamedPrefill(environment, std::move(context), *std::move(planned),
                                                             in_place, *std::move(staging), *std::move(device_staging),

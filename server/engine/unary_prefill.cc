@@ -95,11 +95,11 @@ absl::StatusOr<std::shared_ptr<UnaryPrefill>> UnaryPrefill::Create(const Environ
   }
   const std::int64_t scratch =
       StagingPool::BlockSize(plan->natural_decay ? plan->g_bytes : 0) + StagingPool::BlockSize(plan->auxiliary_bytes);
-  absl::StatusOr<std::shared_ptr<StagingAccount>> staging =
-      environment.staging.Open(InlineInputBytes(request, *plan) + InlineOutputBytes(request, *plan) + scratch);
+  absl::StatusOr<std::shared_ptr<StagingAccount>> staging = environment.staging.Open(
+      InlineInputBytes(request, *plan) + InlineOutputBytes(request, *plan) + scratch, StagingShare(context));
   if (!staging.ok()) return staging.status();
   absl::StatusOr<std::shared_ptr<StagingAccount>> device_staging =
-      OpenDeviceAccount(environment, 1, HostBytes(request, *plan), 0);
+      OpenDeviceAccount(environment, context, 1, HostBytes(request, *plan), 0);
   if (!device_staging.ok()) return device_staging.status();
   return std::shared_ptr<UnaryPrefill>(new UnaryPrefill(environment, std::move(context), request, *std::move(plan),
                                                         *std::move(staging), *std::move(device_staging),

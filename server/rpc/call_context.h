@@ -27,7 +27,13 @@ absl::StatusOr<cache::SnapshotSpace> FindSpace(const DataPlane& plane, const grp
 /// Charges memory that a request takes as long as its call lasts, `bytes` of it, to the staging memory for as long as
 /// the account lives; nothing (nullptr) if it is so little that as many calls as there may be take a few megabytes.
 /// RESOURCE_EXHAUSTED.
-absl::StatusOr<std::shared_ptr<engine::StagingAccount>> ChargeRequest(const engine::Engine& engine, std::int64_t bytes);
+absl::StatusOr<std::shared_ptr<engine::StagingAccount>> ChargeRequest(const engine::Engine& engine, std::int64_t bytes,
+                                                                      const std::shared_ptr<cache::TenantUse>& tenant);
+
+/// The same where the session is not known yet.
+absl::StatusOr<std::shared_ptr<engine::StagingAccount>> ChargeCaller(const DataPlane& plane,
+                                                                     const grpc::CallbackServerContext& context,
+                                                                     std::int64_t bytes);
 
 /// What a call that its client gave up, or whose deadline has passed, ends with.
 absl::Status ClientGone();

@@ -73,7 +73,8 @@ grpc::ServerUnaryReactor* HandleGetServerStats(const ControlPlane& plane, grpc::
 grpc::ServerUnaryReactor* HandleCreateCache(const ControlPlane& plane, grpc::CallbackServerContext* context,
                                             const v1::CreateCacheRequest* request, v1::CreateCacheResponse* response) {
   auto* call = NewCall(plane, "CreateCache", *context, request->name());
-  call->Answer(CreateCache(plane.catalog, *request, *response));
+  const absl::StatusOr<const Identity*> caller = plane.access.CallerOf(*context);
+  call->Answer(caller.ok() ? CreateCache(plane.catalog, (*caller)->tenant, *request, *response) : caller.status());
   return call;
 }
 

@@ -151,11 +151,15 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
             Limits(options, engine)),
       stats_(catalog, engine, snapshots, metrics),
       expiry_(clock, [&catalog] { return catalog.ExpireSessions(); }),
-      memory_(catalog, clock, *access_, log_, engine.memory_sharing(), options.shared_memory_bytes),
+      memory_(catalog, clock, *access_, log_, engine.memory_sharing(), options.shared_memory_bytes,
+              options.tenant_share),
       detached_(clock, options.transfer_timeout, [this](absl::Time time) { transfer_expiry_.Expect(time); }),
       uploads_(
           clock, options.transfer_timeout, engine.staging().budget() / SnapshotUploads::kStagingShare,
-          access_->tenants(), [&engine](std::int64_t bytes) { return engine.Stage(bytes); },
+          options.tenant_share,
+          [&engine, &catalog](std::int64_t bytes, const std::string& tenant) {
+            return engine.Stage(bytes, cache::BudgetOf(catalog.UseOf(tenant), &cache::TenantUse::staging));
+          },
           [this](absl::Time time) { transfer_expiry_.Expect(time); }),
       transfer_expiry_(clock, [this] { return std::min(detached_.ExpireStalled(), uploads_.ExpireIdle()); }),
       service_({catalog,

@@ -43,6 +43,7 @@ struct ServerOptions {
   std::int64_t rpc_memory_bytes = 0;  // what gRPC may keep of connections, calls and messages that come in; 0: no limit
   std::int64_t max_connection_calls = 1'024;
   std::int64_t shared_memory_bytes = 0;  // of system memory that clients may share; 0: no shared memory of any kind
+  cache::TenantShare tenant_share = {};  // of uploads and shared memory; other shares are in the limits
   cache::CatalogLimits limits;           // what the catalog was made with, for GetServerInfo
   std::shared_ptr<const AccessControl> access = AccessControl::Everybody();
   absl::Duration slow_call;  // calls that take this long are logged; zero: none

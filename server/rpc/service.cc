@@ -51,7 +51,7 @@ void Service::Unary(const char* method,
                                               Response* response) {
         absl::Status status = request->status;
         if (status.ok() && counted) {
-          auto account = ChargeRequest(data_plane_.engine, request->kept);
+          auto account = ChargeCaller(data_plane_, *context, request->kept);
           if (account.ok()) request->account = *std::move(account);
           status = account.status();
         }

@@ -67,11 +67,11 @@ struct SnapshotUploads::Upload {
 };
 
 SnapshotUploads::SnapshotUploads(const cache::Clock& clock, absl::Duration idle_timeout, std::int64_t max_bytes,
-                                 std::int64_t tenants, Stage stage, absl::AnyInvocable<void(absl::Time)> expect)
+                                 cache::TenantShare share, Stage stage, absl::AnyInvocable<void(absl::Time)> expect)
     : clock_(clock),
       idle_timeout_(idle_timeout),
       max_bytes_(max_bytes),
-      tenant_share_(tenants > 1 ? kTenantShare : 1),
+      share_(share),
       stage_(std::move(stage)),
       expect_(std::move(expect)) {}
 
@@ -125,7 +125,7 @@ absl::StatusOr<SnapshotUploads::Transfer> SnapshotUploads::Begin(const cache::Sn
                               kRetryAfter);
     }
     const std::size_t uploads = UseLocked(space.tenant).uploads;
-    if (const std::size_t most = kMaxUploads / static_cast<std::size_t>(tenant_share_); uploads >= most) {
+    if (const auto most = static_cast<std::size_t>(share_.Of(kMaxUploads)); uploads >= most) {
       return cache::Exhausted(absl::StrCat(uploads, " uploads of the tenant are unfinished; there may be ", most),
                               kRetryAfter);
     }
@@ -221,7 +221,7 @@ absl::Status SnapshotUploads::TakeRoom(Upload& upload, std::int64_t bytes) {
                             kRetryAfter);
   }
   const std::int64_t tenants_bytes = UseLocked(upload.space().tenant).bytes;
-  if (const std::int64_t most = max_bytes_ / tenant_share_; tenants_bytes > 0 && bytes > most - tenants_bytes) {
+  if (const std::int64_t most = share_.Of(max_bytes_); tenants_bytes > 0 && bytes > most - tenants_bytes) {
     return cache::Exhausted(absl::StrCat("the snapshot has ", bytes, " bytes; other uploads of the tenant take ",
                                          tenants_bytes, " of the ", most, " bytes that it may use"),
                             kRetryAfter);
@@ -272,7 +272,8 @@ absl::Status SnapshotUploads::Transfer::Take(absl::Span<const std::byte> bytes) 
         if (absl::Status same = cache::CheckSameSpace(upload.reader.info().record.space, space); !same.ok())
           return same;
         if (absl::Status room = uploads_->TakeRoom(upload, space.snapshot_bytes()); !room.ok()) return room;
-        absl::StatusOr<std::shared_ptr<engine::StagingBuffer>> memory = uploads_->stage_(space.snapshot_bytes());
+        absl::StatusOr<std::shared_ptr<engine::StagingBuffer>> memory =
+            uploads_->stage_(space.snapshot_bytes(), space.tenant);
         if (!memory.ok()) return memory.status();
         upload.memory = *std::move(memory);
         upload.parts = PartsIn(space, upload.memory->data());

@@ -18,6 +18,7 @@
 #include "gdpcache/v1/snapshot.pb.h"
 #include "server/cache/clock.h"
 #include "server/cache/snapshots/snapshot.h"
+#include "server/cache/tenant_share.h"
 #include "server/engine/snapshot_transfer.h"
 #include "server/engine/staging_pool.h"
 
@@ -32,10 +33,10 @@ class SnapshotUploads {
   /// Unfinished uploads at a time, and what their snapshots may take together of the staging memory.
   static constexpr std::size_t kMaxUploads = 16;
   static constexpr std::int64_t kStagingShare = 2;
-  /// Where there are several tenants, one may take a half of either, or one upload of any size.
-  static constexpr std::int64_t kTenantShare = 2;
 
-  using Stage = std::function<absl::StatusOr<std::shared_ptr<engine::StagingBuffer>>(std::int64_t bytes)>;
+  /// Of the staging memory, for a tenant.
+  using Stage = std::function<absl::StatusOr<std::shared_ptr<engine::StagingBuffer>>(std::int64_t bytes,
+                                                                                     const std::string& tenant)>;
 
   /// One call's hold on an upload, until the call ends or another one goes on with the upload. Movable.
   class Transfer {
@@ -72,9 +73,10 @@ class SnapshotUploads {
   };
 
   /// Uploads are forgotten when nothing has come for `idle_timeout`; `expect` is told when that may be. `max_bytes`:
-  /// see kStagingShare. `tenants` is how many there may be. Transfers must end before this.
-  SnapshotUploads(const cache::Clock& clock, absl::Duration idle_timeout, std::int64_t max_bytes, std::int64_t tenants,
-                  Stage stage, absl::AnyInvocable<void(absl::Time)> expect);
+  /// see kStagingShare. One tenant may have its `share` of either, or one upload of any size. Transfers must end before
+  /// this.
+  SnapshotUploads(const cache::Clock& clock, absl::Duration idle_timeout, std::int64_t max_bytes,
+                  cache::TenantShare share, Stage stage, absl::AnyInvocable<void(absl::Time)> expect);
   SnapshotUploads(const SnapshotUploads&) = delete;
   SnapshotUploads& operator=(const SnapshotUploads&) = delete;
   ~SnapshotUploads();
@@ -107,7 +109,7 @@ class SnapshotUploads {
   const cache::Clock& clock_;
   const absl::Duration idle_timeout_;
   const std::int64_t max_bytes_;
-  const std::int64_t tenant_share_;
+  const cache::TenantShare share_;
   const Stage stage_;
 
   mutable std::mutex mutex_;  // guards what follows; taken behind an upload's

@@ -11,19 +11,22 @@
 
 #include "gtest/gtest.h"
 #include "tests/support/control_client.h"
+#include "tests/support/raw_call.h"
 
 namespace gdpcache::test {
 
 /// A streamed write of a slot of a SmallCache that waits for its client: it runs until the client sends the rest.
 class HalfSentWrite {
  public:
-  HalfSentWrite(ControlClient& client, const std::string& session) {
+  HalfSentWrite(ControlClient& client, const std::string& session, const RawMetadata& metadata = {},
+                std::int64_t slot = 0) {
+    for (const auto& [key, value] : metadata) context_.AddMetadata(key, value);
     context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
     stream_ = client.stub().WriteSlots(&context_, &response_);
     v1::WriteSlotsFrame header;
     header.mutable_header()->set_session(session);
     v1::SlotContents& contents = *header.mutable_header()->mutable_contents();
-    contents.add_slots(0);
+    contents.add_slots(slot);
     contents.mutable_state()->set_dtype(v1::DATA_TYPE_FLOAT32);
     for (const std::int64_t size : {1, 2, 2, 4, 3}) contents.mutable_state()->add_shape(size);
     EXPECT_TRUE(stream_->Write(header));

@@ -24,17 +24,25 @@ constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 class Charge {
  public:
   static absl::StatusOr<Charge> Take(std::shared_ptr<RegionBudget> budget, std::uint64_t bytes) {
+    const bool is_all = budget->whole == nullptr;
+    std::unique_ptr<Charge> whole;
+    if (!is_all) {
+      absl::StatusOr<Charge> taken = Take(budget->whole, bytes);
+      if (!taken.ok()) return taken.status();
+      whole = std::make_unique<Charge>(*std::move(taken));
+    }
     if (!budget->count.TryTake(1)) {
-      return Exhausted(absl::StrCat("the server has ", budget->count.used(),
+      return Exhausted(absl::StrCat(is_all ? "the server" : "the tenant", " has ", budget->count.used(),
                                     " regions and events registered; it may have at most ", budget->count.limit()),
                        kRetryAfter);
     }
     Charge charge(std::move(budget));
+    charge.whole_ = std::move(whole);
     // A size beyond int64 is beyond every budget.
     const std::int64_t limit = charge.budget_->bytes.limit();
     if (bytes > static_cast<std::uint64_t>(limit) || !charge.budget_->bytes.TryTake(static_cast<std::int64_t>(bytes))) {
-      return Exhausted(absl::StrCat("size is ", bytes, "; of the server's ", limit, " bytes of shared memory ",
-                                    charge.budget_->bytes.used(), " are registered"),
+      return Exhausted(absl::StrCat("size is ", bytes, "; of the ", is_all ? "server's " : "tenant's ", limit,
+                                    " bytes of shared memory ", charge.budget_->bytes.used(), " are registered"),
                        kRetryAfter);
     }
     charge.bytes_ = static_cast<std::int64_t>(bytes);
@@ -49,6 +57,7 @@ class Charge {
     budget_->bytes.GiveBack(bytes_);
     budget_->count.GiveBack(1);
     budget_.reset();
+    if (whole_ != nullptr) whole_->GiveBack();
   }
 
  private:
@@ -56,6 +65,7 @@ class Charge {
 
   std::shared_ptr<RegionBudget> budget_;
   std::int64_t bytes_ = 0;
+  std::unique_ptr<Charge> whole_;
 };
 
 absl::Status CheckRange(std::uint64_t offset, std::uint64_t size, std::uint64_t alignment, std::uint64_t whole,

@@ -17,12 +17,15 @@ namespace gdpcache::cache {
 
 enum class RegionKind : std::uint8_t { kSystem, kCuda, kCudaEvent };
 
-/// What regions may take, all sessions together. Thread-safe; shared with the regions.
+/// What regions may take, all sessions together, or one tenant's. Thread-safe; shared with the regions.
 struct RegionBudget {
-  RegionBudget(std::int64_t the_bytes, std::int64_t the_count) : bytes(the_bytes), count(the_count) {}
+  /// A part of `the_whole`, which is charged, too.
+  RegionBudget(std::int64_t the_bytes, std::int64_t the_count, std::shared_ptr<RegionBudget> the_whole = nullptr)
+      : bytes(the_bytes), count(the_count), whole(std::move(the_whole)) {}
 
-  MemoryBudget bytes;  // of system memory
-  MemoryBudget count;  // regions and events
+  MemoryBudget bytes;                         // of system memory
+  MemoryBudget count;                         // regions and events
+  const std::shared_ptr<RegionBudget> whole;  // of which this is a tenant's share; nullptr: this is all
 };
 
 /// Memory of another process that the server has mapped, or an event of one. Let go of by its destructor. The size

@@ -80,11 +80,11 @@ v1::Cache EncodeCache(const cache::Cache& cache, std::int64_t sessions) {
   return message;
 }
 
-absl::Status CreateCache(cache::Catalog& catalog, const v1::CreateCacheRequest& request,
+absl::Status CreateCache(cache::Catalog& catalog, const std::string& tenant, const v1::CreateCacheRequest& request,
                          v1::CreateCacheResponse& response) {
   const absl::StatusOr<cache::CacheSpec> spec = DecodeCacheSpec(request);
   if (!spec.ok()) return spec.status();
-  const absl::StatusOr<cache::Catalog::Created> created = catalog.CreateCache(*spec);
+  const absl::StatusOr<cache::Catalog::Created> created = catalog.CreateCache(*spec, tenant);
   if (!created.ok()) return created.status();
   *response.mutable_cache() = EncodeCache(*created->cache, created->sessions);
   response.set_created(created->created);

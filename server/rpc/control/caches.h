@@ -15,7 +15,7 @@ absl::StatusOr<cache::CacheSpec> DecodeCacheSpec(const v1::CreateCacheRequest& r
 
 v1::Cache EncodeCache(const cache::Cache& cache, std::int64_t sessions);
 
-absl::Status CreateCache(cache::Catalog& catalog, const v1::CreateCacheRequest& request,
+absl::Status CreateCache(cache::Catalog& catalog, const std::string& tenant, const v1::CreateCacheRequest& request,
                          v1::CreateCacheResponse& response);
 
 /// `done` runs once, when the cache's memory is free or at once with an error.

@@ -58,11 +58,13 @@ class ReadSnapshotReactor final : public DetachedStream<grpc::ServerWriteReactor
     }
     if (absl::Status status = Track(DetachedCalls::Kind::kTransfer); !status.ok()) return Fail(status);
     cache::SnapshotRecord record{.space = *space, .key = request.key()};
+    auto share = cache::BudgetOf(plane_.catalog.UseOf(space->tenant), &cache::TenantUse::staging);
     absl::StatusOr<std::shared_ptr<engine::Call>> call = plane_.engine.ReadSnapshot(
         *std::move(space), request.key(),
         [this, record = std::move(record)](absl::StatusOr<engine::SnapshotContents> contents) mutable {
           Fetched(std::move(record), std::move(contents));
-        });
+        },
+        std::move(share));
     if (!call.ok()) return Fail(call.status());
     const std::shared_ptr<engine::Call> started = *call;
     {

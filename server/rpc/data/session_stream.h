@@ -49,7 +49,7 @@ class SessionStream : public StreamReactor<Reactor> {
       const std::lock_guard lock(this->mutex_);
       this->rpc_.SetSession(*caller_.session);
     }
-    auto account = ChargeRequest(this->plane_.engine, bytes);
+    auto account = ChargeRequest(this->plane_.engine, bytes, caller_.session->tenant_use());
     if (!account.ok()) return account.status();
     account_ = *std::move(account);
     return in_session_.Begin(*caller_.session);

@@ -22,7 +22,8 @@ grpc::ServerUnaryReactor* Answered(UnaryCall* call, const absl::Status& status) 
 template <typename Request>
 grpc::ServerUnaryReactor* Register(const MemoryPlane& plane, absl::string_view method,
                                    grpc::CallbackServerContext& context, const Request& request, bool available,
-                                   absl::string_view transport, absl::AnyInvocable<NewRegion()> make) {
+                                   absl::string_view transport,
+                                   absl::AnyInvocable<NewRegion(std::shared_ptr<cache::RegionBudget>)> make) {
   auto* call = new UnaryCall(plane.log(), method, context);
   if (!available) {
     return Answered(call,
@@ -35,8 +36,9 @@ grpc::ServerUnaryReactor* Register(const MemoryPlane& plane, absl::string_view m
   if (!session.ok()) return Answered(call, session.status());
   call->rpc().SetSession(**session);
   // The request lives until the call is answered.
-  plane.thread().Run([call, session = *std::move(session), &name = request.name(), make = std::move(make)]() mutable {
-    NewRegion region = make();
+  plane.thread().Run([call, budget = plane.BudgetOf((*session)->tenant()), session = *std::move(session),
+                      &name = request.name(), make = std::move(make)]() mutable {
+    NewRegion region = make(std::move(budget));
     absl::Status status = region.status();
     if (status.ok()) status = session->regions().Add(name, *std::move(region));
     call->Answer(status);
@@ -73,6 +75,16 @@ absl::StatusOr<Session> MemoryPlane::FindSession(const grpc::CallbackServerConte
   return catalog_.FindSession(id, (*caller)->tenant);
 }
 
+std::shared_ptr<cache::RegionBudget> MemoryPlane::BudgetOf(const std::string& tenant) const {
+  if (share_.is_all()) return budget_;
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<cache::RegionBudget>& budget = tenants_[tenant];
+  if (budget == nullptr) {
+    budget = std::make_shared<cache::RegionBudget>(share_.Of(budget_->bytes.limit()), share_.Of(kMaxRegions), budget_);
+  }
+  return budget;
+}
+
 bool IsLocalPeer(absl::string_view peer) {
   for (const absl::string_view local : {"unix:", "ipv4:127.", "ipv6:[::1]:", "ipv6:%5B::1%5D:"}) {
     if (absl::StartsWith(peer, local)) return true;
@@ -84,11 +96,11 @@ grpc::ServerUnaryReactor* HandleRegisterSystemMemory(const MemoryPlane& plane, g
                                                      const v1::RegisterSystemMemoryRequest* request,
                                                      v1::RegisterSystemMemoryResponse* /*response*/) {
   return Register(plane, "RegisterSystemMemory", *context, *request, plane.descriptors() != nullptr, "shared_memory",
-                  [&plane, request]() -> NewRegion {
+                  [&plane, request](std::shared_ptr<cache::RegionBudget> budget) -> NewRegion {
                     const absl::StatusOr<Descriptor> descriptor = plane.descriptors()->Take(request->token());
                     if (!descriptor.ok()) return descriptor.status();
                     return cache::MapMemfd(descriptor->get(), request->offset(), request->size(), plane.sharing(),
-                                           plane.budget());
+                                           std::move(budget));
                   });
 }
 
@@ -96,11 +108,11 @@ grpc::ServerUnaryReactor* HandleRegisterCudaMemory(const MemoryPlane& plane, grp
                                                    const v1::RegisterCudaMemoryRequest* request,
                                                    v1::RegisterCudaMemoryResponse* /*response*/) {
   return Register(plane, "RegisterCudaMemory", *context, *request, plane.shares_cuda(), "cuda_ipc",
-                  [&plane, request]() -> NewRegion {
+                  [&plane, request](std::shared_ptr<cache::RegionBudget> budget) -> NewRegion {
                     const absl::Status pass = plane.descriptors()->TakePass(request->token());
                     if (!pass.ok()) return pass;
                     return cache::OpenCudaMemory(request->handle(), request->offset(), request->size(),
-                                                 *plane.sharing(), plane.budget());
+                                                 *plane.sharing(), std::move(budget));
                   });
 }
 
@@ -108,10 +120,10 @@ grpc::ServerUnaryReactor* HandleRegisterCudaEvent(const MemoryPlane& plane, grpc
                                                   const v1::RegisterCudaEventRequest* request,
                                                   v1::RegisterCudaEventResponse* /*response*/) {
   return Register(plane, "RegisterCudaEvent", *context, *request, plane.shares_cuda(), "cuda_ipc",
-                  [&plane, request]() -> NewRegion {
+                  [&plane, request](std::shared_ptr<cache::RegionBudget> budget) -> NewRegion {
                     const absl::Status pass = plane.descriptors()->TakePass(request->token());
                     if (!pass.ok()) return pass;
-                    return cache::OpenCudaEvent(request->handle(), *plane.sharing(), plane.budget());
+                    return cache::OpenCudaEvent(request->handle(), *plane.sharing(), std::move(budget));
                   });
 }
 

@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -16,6 +18,7 @@
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/cache/memory/region.h"
+#include "server/cache/tenant_share.h"
 #include "server/rpc/access/access_control.h"
 #include "server/rpc/call_log.h"
 #include "server/rpc/memory/descriptor_socket.h"
@@ -30,14 +33,16 @@ class MemoryPlane {
  public:
   static constexpr std::int64_t kMaxRegions = 10'000;
 
-  /// `bytes` of system memory all sessions together may share; 0: sharing is off. `sharing` may be nullptr.
+  /// `bytes` of system memory all sessions together may share, and those of one tenant its `share`; 0: sharing is off.
+  /// `sharing` may be nullptr.
   MemoryPlane(cache::Catalog& catalog, const cache::Clock& clock, const AccessControl& access, CallLog& log,
-              kernels::MemorySharing* sharing, std::int64_t bytes)
+              kernels::MemorySharing* sharing, std::int64_t bytes, cache::TenantShare share = {})
       : catalog_(catalog),
         clock_(clock),
         access_(access),
         log_(log),
         sharing_(bytes > 0 ? sharing : nullptr),
+        share_(share),
         budget_(std::make_shared<cache::RegionBudget>(bytes, kMaxRegions)) {}
   MemoryPlane(const MemoryPlane&) = delete;
   MemoryPlane& operator=(const MemoryPlane&) = delete;
@@ -53,7 +58,8 @@ class MemoryPlane {
   DescriptorSocket* descriptors() const { return descriptors_.get(); }  // nullptr: none
   kernels::MemorySharing* sharing() const { return sharing_; }          // nullptr: none
   bool shares_cuda() const { return sharing_ != nullptr && descriptors_ != nullptr; }
-  const std::shared_ptr<cache::RegionBudget>& budget() const { return budget_; }
+  /// What the regions of a tenant may take.
+  std::shared_ptr<cache::RegionBudget> BudgetOf(const std::string& tenant) const;
   TaskThread& thread() const { return thread_; }
   CallLog& log() const { return log_; }
 
@@ -63,8 +69,11 @@ class MemoryPlane {
   const AccessControl& access_;
   CallLog& log_;
   kernels::MemorySharing* const sharing_;
+  const cache::TenantShare share_;
   const std::shared_ptr<cache::RegionBudget> budget_;
   std::unique_ptr<DescriptorSocket> descriptors_;
+  mutable std::mutex mutex_;  // guards what follows
+  mutable absl::flat_hash_map<std::string, std::shared_ptr<cache::RegionBudget>> tenants_;
   mutable TaskThread thread_;  // first to end
 };
 

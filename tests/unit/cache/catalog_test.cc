@@ -160,6 +160,51 @@ TEST_F(CatalogTest, TheNumberOfCachesIsLimited) {
   EXPECT_TRUE(catalog_.CreateCache(Spec("b")).ok()) << "an existing one needs no room";
 }
 
+TEST_F(CatalogTest, OneTenantMayMakeOnlySomeOfTheCaches) {
+  CatalogLimits limits = Limits();
+  limits.max_tenant_caches = 1;
+  Catalog catalog(backend_, clock_, limits);
+  ASSERT_TRUE(catalog.CreateCache(Spec("configured")).ok());
+  ASSERT_TRUE(catalog.CreateCache(Spec("a"), "one").ok());
+  const absl::Status refused = catalog.CreateCache(Spec("b"), "one").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused.message(), "the tenant has made 1 cache of those that there are; it may have at most 1");
+  EXPECT_TRUE(RetryAfterOf(refused).has_value());
+  EXPECT_TRUE(catalog.CreateCache(Spec("configured"), "one").ok()) << "it is there, and shared";
+  ASSERT_TRUE(catalog.DeleteCache("a", false, [] {}).ok());
+  EXPECT_TRUE(catalog.CreateCache(Spec("b"), "one").ok());
+  EXPECT_TRUE(catalog.CreateCache(Spec("c"), "another").ok());
+}
+
+TEST_F(CatalogTest, WhatATenantUsesIsOneForAllItsSessionsAndOutlivesThem) {
+  EXPECT_EQ(catalog_.UseOf("one"), nullptr);
+  CatalogLimits limits = Limits();
+  limits.max_tenant_calls = 5;
+  limits.tenant_staging_bytes = 1'000;
+  Catalog catalog(backend_, clock_, limits);
+  ASSERT_TRUE(catalog.CreateCache(Spec("a")).ok());
+  const auto open = [&catalog](const std::string& tenant) {
+    return *catalog.OpenSession("a", absl::ZeroDuration(), "test", tenant);
+  };
+  const std::shared_ptr<Session> first = open("one");
+  EXPECT_EQ(first->tenant_use()->calls.limit(), 5);
+  EXPECT_EQ(first->tenant_use()->staging.limit(), 1'000);
+  EXPECT_EQ(open("one")->tenant_use(), first->tenant_use());
+  EXPECT_EQ(catalog.UseOf("one"), first->tenant_use());
+  EXPECT_NE(open("another")->tenant_use(), first->tenant_use());
+  first->tenant_use()->calls.Take(6);
+  catalog.CloseAllSessions([] {});
+  EXPECT_EQ(open("one")->tenant_use()->calls.used(), 6);
+}
+
+TEST(TenantShare, IsAtLeastOneAndDoesNotOverflow) {
+  EXPECT_EQ(TenantShare{}.Of(7), 7);
+  EXPECT_EQ(TenantShare{50}.Of(7), 3);
+  EXPECT_EQ(TenantShare{1}.Of(7), 1);
+  EXPECT_EQ(TenantShare{33}.Of(1'000), 330);
+  EXPECT_EQ(TenantShare{50}.Of(std::numeric_limits<std::int64_t>::max()), std::numeric_limits<std::int64_t>::max() / 2);
+}
+
 TEST_F(CatalogTest, ListsCachesByNameWithTheirOpenSessions) {
   ASSERT_TRUE(catalog_.CreateCache(Spec("b")).ok());
   ASSERT_TRUE(catalog_.CreateCache(Spec("a")).ok());

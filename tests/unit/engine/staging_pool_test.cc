@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -69,6 +70,31 @@ TEST(StagingPool, RefusesBeyondTheBudgetNamingNeedBudgetAndUse) {
   EXPECT_EQ((*account)->Acquire(11 * kMiB).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(pool.used(), 6 * kMiB);
   EXPECT_EQ((*account)->in_use(), 0);
+}
+
+TEST(StagingPool, OneTenantUsesNoMoreThanItsShare) {
+  test::HeapBackend backend;
+  StagingPool pool(backend, kernels::MemoryKind::kHost, 10 * kMiB);
+  const auto share = std::make_shared<cache::MemoryBudget>(4 * kMiB);
+  const auto never = pool.Open(5 * kMiB, share);
+  EXPECT_EQ(never.status().message(), "the call needs 5242880 bytes of staging memory; one tenant may use 4194304");
+  EXPECT_FALSE(cache::RetryAfterOf(never.status()).has_value());
+  {
+    const auto account = pool.Open(3 * kMiB, share);
+    ASSERT_TRUE(account.ok());
+    const auto later = pool.Open(2 * kMiB, share);
+    EXPECT_EQ(later.status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(later.status().message(),
+              "the call needs 2097152 more bytes of staging memory; the tenant uses 3145728 of the 4194304 that it may "
+              "use");
+    EXPECT_TRUE(cache::RetryAfterOf(later.status()).has_value());
+    EXPECT_EQ((*account)->Acquire(5 * kMiB).status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_TRUE((*account)->Acquire(4 * kMiB).ok());
+    EXPECT_TRUE(pool.Open(6 * kMiB, std::make_shared<cache::MemoryBudget>(8 * kMiB)).ok()) << "another tenant";
+    EXPECT_EQ(share->used(), 3 * kMiB);
+  }
+  EXPECT_EQ(share->used(), 0);
+  EXPECT_EQ(pool.used(), 0);
 }
 
 TEST(StagingPool, AFailedAllocationTakesNothing) {

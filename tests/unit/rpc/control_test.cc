@@ -94,7 +94,7 @@ TEST_F(ControlTest, ACacheSurvivesTheWayThroughTheProtocol) {
   request.mutable_geometry()->set_state_dtype(v1::DATA_TYPE_FLOAT16);
   request.mutable_geometry()->set_auxiliary_bytes(5);
   v1::CreateCacheResponse response;
-  ASSERT_TRUE(CreateCache(catalog_, request, response).ok());
+  ASSERT_TRUE(CreateCache(catalog_, /*tenant=*/"", request, response).ok());
   EXPECT_TRUE(response.created());
   EXPECT_EQ(response.cache().geometry().SerializeAsString(), request.geometry().SerializeAsString());
   EXPECT_EQ(response.cache().fingerprint(), "model@1");
@@ -104,7 +104,7 @@ TEST_F(ControlTest, ACacheSurvivesTheWayThroughTheProtocol) {
 
 TEST_F(ControlTest, ClosingAnswersOnceWithEitherOutcome) {
   v1::CreateCacheResponse created;
-  ASSERT_TRUE(CreateCache(catalog_, SmallCache(), created).ok());
+  ASSERT_TRUE(CreateCache(catalog_, /*tenant=*/"", SmallCache(), created).ok());
   v1::CloseSessionRequest request;
   request.set_session(Open());
   std::vector<absl::StatusCode> answers;
@@ -117,7 +117,7 @@ TEST_F(ControlTest, ClosingAnswersOnceWithEitherOutcome) {
 
 TEST_F(ControlTest, DeletingAnswersOnceWithEitherOutcome) {
   v1::CreateCacheResponse created;
-  ASSERT_TRUE(CreateCache(catalog_, SmallCache(), created).ok());
+  ASSERT_TRUE(CreateCache(catalog_, /*tenant=*/"", SmallCache(), created).ok());
   v1::DeleteCacheRequest request;
   request.set_name("a");
   std::vector<absl::StatusCode> answers;
@@ -129,7 +129,7 @@ TEST_F(ControlTest, DeletingAnswersOnceWithEitherOutcome) {
 
 TEST_F(ControlTest, KeepAliveRenewsTheLease) {
   v1::CreateCacheResponse created;
-  ASSERT_TRUE(CreateCache(catalog_, SmallCache(), created).ok());
+  ASSERT_TRUE(CreateCache(catalog_, /*tenant=*/"", SmallCache(), created).ok());
   v1::KeepAliveRequest request;
   request.set_session(Open());
   v1::KeepAliveResponse response;
@@ -144,7 +144,7 @@ TEST_F(ControlTest, KeepAliveRenewsTheLease) {
 
 TEST_F(ControlTest, ListedSlotsTellWhoHoldsThemAndForHowLong) {
   v1::CreateCacheResponse created;
-  ASSERT_TRUE(CreateCache(catalog_, SmallCache(), created).ok());
+  ASSERT_TRUE(CreateCache(catalog_, /*tenant=*/"", SmallCache(), created).ok());
   const std::shared_ptr<cache::Session> session = catalog_.FindSession(Open(), cache::kDefaultTenant).value();
   cache::SlotTable& slots = session->cache()->slots();
   ASSERT_TRUE(slots.Acquire(session->key(), 2).ok());
@@ -166,7 +166,7 @@ TEST_F(ControlTest, ListedSlotsTellWhoHoldsThemAndForHowLong) {
 
 TEST_F(ControlTest, SlotsOfOtherTenantsAreShownToWhomTheyConcern) {
   v1::CreateCacheResponse created;
-  ASSERT_TRUE(CreateCache(catalog_, SmallCache(), created).ok());
+  ASSERT_TRUE(CreateCache(catalog_, /*tenant=*/"", SmallCache(), created).ok());
   for (const char* tenant : {"one", "two"}) {
     const auto session = catalog_.OpenSession("a", absl::ZeroDuration(), tenant, tenant);
     ASSERT_TRUE((*session)->cache()->slots().Acquire((*session)->key(), 1).ok());

@@ -65,18 +65,19 @@ class SnapshotUploadsTest : public ::testing::Test {
   const test::SampleSnapshot snapshot_{7};
   const cache::SnapshotSpace space_ = snapshot_.record().space;
   const std::string file_ = snapshot_.File();
-  SnapshotUploads uploads_{clock_,
-                           absl::Seconds(10),
-                           kMaxBytes,
-                           /*tenants=*/1,
-                           [this](std::int64_t bytes) -> absl::StatusOr<std::shared_ptr<engine::StagingBuffer>> {
-                             auto account = staging_.Open(0);
-                             if (!account.ok()) return account.status();
-                             auto buffer = (*account)->Acquire(bytes);
-                             if (!buffer.ok()) return buffer.status();
-                             return std::make_shared<engine::StagingBuffer>(*std::move(buffer));
-                           },
-                           [](absl::Time) {}};
+  SnapshotUploads uploads_{
+      clock_,
+      absl::Seconds(10),
+      kMaxBytes,
+      /*share=*/{},
+      [this](std::int64_t bytes, const std::string&) -> absl::StatusOr<std::shared_ptr<engine::StagingBuffer>> {
+        auto account = staging_.Open(0);
+        if (!account.ok()) return account.status();
+        auto buffer = (*account)->Acquire(bytes);
+        if (!buffer.ok()) return buffer.status();
+        return std::make_shared<engine::StagingBuffer>(*std::move(buffer));
+      },
+      [](absl::Time) {}};
 };
 
 TEST_F(SnapshotUploadsTest, AFileIsTakenApartHoweverItIsCut) {
@@ -254,7 +255,8 @@ TEST_F(SnapshotUploadsTest, WrongFieldsAreNamed) {
 }
 
 TEST_F(SnapshotUploadsTest, OneOfSeveralTenantsTakesNoMoreThanItsShare) {
-  const auto stage = [this](std::int64_t bytes) -> absl::StatusOr<std::shared_ptr<engine::StagingBuffer>> {
+  const auto stage = [this](std::int64_t bytes,
+                            const std::string&) -> absl::StatusOr<std::shared_ptr<engine::StagingBuffer>> {
     auto account = staging_.Open(0);
     if (!account.ok()) return account.status();
     auto buffer = (*account)->Acquire(bytes);
@@ -263,7 +265,7 @@ TEST_F(SnapshotUploadsTest, OneOfSeveralTenantsTakesNoMoreThanItsShare) {
   };
   cache::SnapshotSpace other = space_;
   other.tenant = "other";
-  SnapshotUploads uploads(clock_, absl::Seconds(10), kMaxBytes, /*tenants=*/2, stage, [](absl::Time) {});
+  SnapshotUploads uploads(clock_, absl::Seconds(10), kMaxBytes, cache::TenantShare{50}, stage, [](absl::Time) {});
   std::vector<absl::StatusOr<SnapshotUploads::Transfer>> transfers;
   for (std::size_t n = 0; n < SnapshotUploads::kMaxUploads / 2; ++n) {
     transfers.push_back(uploads.Begin(space_, Header(0, "upload" + std::to_string(n))));
@@ -276,7 +278,7 @@ TEST_F(SnapshotUploadsTest, OneOfSeveralTenantsTakesNoMoreThanItsShare) {
   EXPECT_TRUE(transfers.back().ok()) << "the others have theirs";
 
   // Memory for two and a half of them: a tenant's second one waits, although there is room.
-  SnapshotUploads small(clock_, absl::Seconds(10), 5 * space_.snapshot_bytes() / 2, /*tenants=*/2, stage,
+  SnapshotUploads small(clock_, absl::Seconds(10), 5 * space_.snapshot_bytes() / 2, cache::TenantShare{50}, stage,
                         [](absl::Time) {});
   absl::StatusOr<SnapshotUploads::Transfer> first = small.Begin(space_, Header(0, "a"));
   ASSERT_TRUE(first->Take(Bytes(file_).first(file_.size() - 1)).ok());
@@ -284,7 +286,8 @@ TEST_F(SnapshotUploadsTest, OneOfSeveralTenantsTakesNoMoreThanItsShare) {
   EXPECT_EQ(second->Take(Bytes(file_)).code(), absl::StatusCode::kResourceExhausted);
 
   // One of any size is let through.
-  SnapshotUploads tight(clock_, absl::Seconds(10), space_.snapshot_bytes(), /*tenants=*/2, stage, [](absl::Time) {});
+  SnapshotUploads tight(clock_, absl::Seconds(10), space_.snapshot_bytes(), cache::TenantShare{50}, stage,
+                        [](absl::Time) {});
   absl::StatusOr<SnapshotUploads::Transfer> only = tight.Begin(space_, Header(0, "a"));
   EXPECT_TRUE(only->Take(Bytes(file_)).ok());
 }
@@ -299,8 +302,8 @@ TEST_F(SnapshotUploadsTest, NumberAndBytesAreBounded) {
   EXPECT_TRUE(Begin(Header(0, "upload0")).ok()) << "it takes the place of the one before";
 
   SnapshotUploads small(
-      clock_, absl::Seconds(10), space_.snapshot_bytes() + 1, /*tenants=*/1,
-      [](std::int64_t) { return absl::InternalError("not asked for"); }, [](absl::Time) {});
+      clock_, absl::Seconds(10), space_.snapshot_bytes() + 1, /*share=*/{},
+      [](std::int64_t, const std::string&) { return absl::InternalError("not asked for"); }, [](absl::Time) {});
   absl::StatusOr<SnapshotUploads::Transfer> first = small.Begin(space_, Header(0, "a"));
   EXPECT_EQ(first->Take(Bytes(file_)).code(), absl::StatusCode::kInternal);
   EXPECT_EQ(small.bytes(), 0);
@@ -308,8 +311,8 @@ TEST_F(SnapshotUploadsTest, NumberAndBytesAreBounded) {
 
 TEST_F(SnapshotUploadsTest, SnapshotsBeyondTheShareOfTheMemoryAreRefused) {
   SnapshotUploads small(
-      clock_, absl::Seconds(10), space_.snapshot_bytes() - 1, /*tenants=*/1,
-      [](std::int64_t) { return absl::InternalError("not asked for"); }, [](absl::Time) {});
+      clock_, absl::Seconds(10), space_.snapshot_bytes() - 1, /*share=*/{},
+      [](std::int64_t, const std::string&) { return absl::InternalError("not asked for"); }, [](absl::Time) {});
   absl::StatusOr<SnapshotUploads::Transfer> transfer = small.Begin(space_, Header());
   EXPECT_EQ(transfer->Take(Bytes(file_)).code(), absl::StatusCode::kResourceExhausted);
 }

@@ -148,6 +148,31 @@ TEST(RegionTest, BudgetsAreKeptAndGivenBack) {
   EXPECT_EQ(budget->count.used(), 0);
 }
 
+TEST(RegionTest, ATenantsShareIsAPartOfTheWhole) {
+  const File file(4 * kPage);
+  const std::shared_ptr<RegionBudget> whole = Budget(4 * kPage, 3);
+  const auto share = [&whole] { return std::make_shared<RegionBudget>(2 * kPage, 2, whole); };
+  const std::shared_ptr<RegionBudget> one = share();
+  auto first = MapMemfd(file.get(), 0, kPage, nullptr, one);
+  ASSERT_TRUE(first.ok());
+  EXPECT_THAT(MapMemfd(file.get(), 0, 2 * kPage, nullptr, one).status().message(),
+              HasSubstr("of the tenant's 8192 bytes of shared memory 4096"));
+  EXPECT_EQ(whole->bytes.used(), kPage) << "the refused one took nothing";
+  EXPECT_EQ(whole->count.used(), 1);
+  auto second = MapMemfd(file.get(), 0, 1, nullptr, one);
+  ASSERT_TRUE(second.ok());
+  EXPECT_THAT(MapMemfd(file.get(), 0, 1, nullptr, one).status().message(), HasSubstr("the tenant has 2 regions"));
+  auto others = MapMemfd(file.get(), 0, kPage, nullptr, share());
+  ASSERT_TRUE(others.ok());
+  EXPECT_THAT(MapMemfd(file.get(), 0, 1, nullptr, share()).status().message(), HasSubstr("the server has 3 regions"));
+  *first = nullptr;
+  *second = nullptr;
+  *others = nullptr;
+  EXPECT_EQ(whole->bytes.used(), 0);
+  EXPECT_EQ(whole->count.used(), 0);
+  EXPECT_EQ(one->count.used(), 0);
+}
+
 TEST(RegionTest, MemoryOfADeviceStaysInsideItsAllocation) {
   test::NotingSharing sharing;
   const std::string handle(64, 'h');
