@@ -52,8 +52,8 @@ void Service::Unary(const char* method,
         absl::Status status = request->status;
         if (status.ok() && counted) {
           auto account = ChargeCaller(data_plane_, *context, request->kept);
-          if (account.ok()) request->account = *std::move(account);
           status = account.status();
+          if (account.ok()) request->account = *std::move(account);
         }
         if (!status.ok()) return Refuse(data_plane_.log, method, *context, status);
         return handle(plane, context, &request->message, response);

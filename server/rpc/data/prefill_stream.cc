@@ -104,7 +104,7 @@ class PrefillStreamReactor final : public Base {
 
   v1::PrefillRequest request_;  // of the reading thread until the call is started, read-only then
 
-  grpc::ByteBuffer frame_;  // the mutex guards it, but for gRPC
+  grpc::ByteBuffer frame_;        // the mutex guards it, but for gRPC
   engine::PrefillTiming timing_;  // once it is complete; the mutex guards it
 };
 

@@ -35,9 +35,10 @@ grpc::ServerUnaryReactor* Register(const MemoryPlane& plane, absl::string_view m
   absl::StatusOr<Session> session = plane.FindSession(context, request.session());
   if (!session.ok()) return Answered(call, session.status());
   call->rpc().SetSession(**session);
+  std::shared_ptr<cache::RegionBudget> budget = plane.BudgetOf((*session)->tenant());
   // The request lives until the call is answered.
-  plane.thread().Run([call, budget = plane.BudgetOf((*session)->tenant()), session = *std::move(session),
-                      &name = request.name(), make = std::move(make)]() mutable {
+  plane.thread().Run([call, budget = std::move(budget), session = *std::move(session), &name = request.name(),
+                      make = std::move(make)]() mutable {
     NewRegion region = make(std::move(budget));
     absl::Status status = region.status();
     if (status.ok()) status = session->regions().Add(name, *std::move(region));
