@@ -103,10 +103,10 @@ TEST(CheckObjects, WhatIsCountedIsAboutWhatIsTaken) {
 }
 
 TEST(CheckObjects, TheLargestThatAnybodyNeedsPasses) {
-  constexpr int kSequences = 65'536;
+  constexpr std::int64_t kSequences = 65'536;
   v1::PrefillRequest request;
   request.mutable_states()->set_mode(v1::StateSelection::MODE_SELECTED);
-  for (int n = 0; n < kSequences; ++n) {
+  for (std::int64_t n = 0; n < kSequences; ++n) {
     request.add_cu_seqlens(n * 64);
     request.add_state_indices(n);
     request.add_expected_positions(n * 1'000);
