@@ -35,6 +35,9 @@ constexpr int kMinClientPingIntervalMs = 10'000;
 
 constexpr int kMaxAdminCalls = 16;  // on one connection
 
+// gRPC answers reflection and channelz with a thread for each call, which lasts until the client ends it.
+constexpr int kMaxBlockingThreads = 64;
+
 v1::ServerLimits Limits(const ServerOptions& options, const engine::Engine& engine) {
   v1::ServerLimits limits;
   limits.set_max_message_bytes(options.max_message_bytes);
@@ -175,6 +178,7 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
                {catalog, clock, engine, snapshots, uploads_, detached_, *access_, log_, metrics.prefills}, memory_),
       health_(metrics.refusals) {
   if (options.rpc_memory_bytes > 0) quota_.Resize(static_cast<std::size_t>(options.rpc_memory_bytes));
+  quota_.SetMaxThreads(kMaxBlockingThreads);
 }
 
 Server::~Server() = default;
@@ -202,6 +206,7 @@ absl::Status Server::Listen(const ServerOptions& options) {
   interceptors.push_back(metrics_.rpcs.MakeInterceptorFactory());
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   builder.SetResourceQuota(quota_);
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);  // each has threads of the quota, used or not
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);  // the engine bounds what it answers
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(options.max_connection_calls));
@@ -241,6 +246,7 @@ absl::Status Server::ListenForAdmin(const std::string& address) {
   builder.AddListeningPort(address, access_->TcpCredentials(), &port);
   builder.RegisterService(&admin_health_service_);
   builder.SetResourceQuota(quota_);
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);  // each has threads of the quota, used or not
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxAdminCalls);
   admin_ = builder.BuildAndStart();

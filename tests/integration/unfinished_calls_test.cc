@@ -23,6 +23,7 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
 constexpr std::size_t kUnfinished = 16;  // calls to the health service that may be
+constexpr std::size_t kUnread = 64;      // of them that may have an answer that their client does not take
 
 TEST(UnfinishedCalls, ToTheHealthServiceGiveWayToNewOnes) {
   SecureServer server(SecureServer::Transport::kLoopback);
@@ -45,6 +46,41 @@ TEST(UnfinishedCalls, ToTheHealthServiceGiveWayToNewOnes) {
       << " and " << others.open();
   EXPECT_GT(calls.open() + others.open(), 0u) << "it takes more to end them all";
   EXPECT_EQ(test::CheckHealth(probe, ""), 1);
+}
+
+TEST(UnfinishedCalls, ToTheHealthServiceCannotBeHeldOpenByRefusingTheAnswer) {
+  SecureServer server(SecureServer::Transport::kLoopback);
+  for (const char* method : {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}) {
+    HalfSentCalls calls(server.server().tcp_address(), HalfSentCalls::Answers::kRefused);
+    for (std::size_t n = 0; n < 2 * (kUnfinished + kUnread); ++n) {
+      calls.Begin(method, 0, 64);  // an empty message, and more behind it
+      calls.Send(absl::ZeroDuration());
+      calls.Send(absl::Milliseconds(5));  // until it is read, lest the next ones push it out before
+    }
+    EXPECT_TRUE(test::Eventually([&] {
+      calls.Send(absl::Milliseconds(10));
+      return calls.open() <= kUnfinished + kUnread;
+    })) << method
+        << ": " << calls.open();
+    EXPECT_TRUE(calls.connected());
+    EXPECT_EQ(test::CheckHealth(test::Connect(server.server().tcp_address()), ""), 1);
+  }
+}
+
+TEST(UnfinishedCalls, ToReflectionTakeSoManyThreads) {
+  const test::ServerProcess server;
+  constexpr std::size_t kThreads = 64;
+  HalfSentCalls calls(server.tcp_address());
+  for (std::size_t n = 0; n < 4 * kThreads; ++n) {
+    calls.Begin("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kMebibyte, 1);
+  }
+  EXPECT_TRUE(test::Eventually([&] {
+    calls.Send(absl::Milliseconds(10));
+    return calls.open() <= kThreads;
+  })) << calls.open();
+  EXPECT_GT(calls.open(), 0u) << "there is room for some";
+  test::ControlClient client(test::Connect(server.tcp_address()));
+  client.CreateCache(test::ControlClient::SmallCache("a"));
 }
 
 TEST(UnfinishedCalls, WithoutCredentialsAreEndedBeforeTheirMessageIsTakenIn) {

@@ -52,7 +52,8 @@ void AppendHeader(absl::string_view name, absl::string_view value, std::string& 
 
 }  // namespace
 
-HalfSentCalls::HalfSentCalls(const std::string& address) : descriptor_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+HalfSentCalls::HalfSentCalls(const std::string& address, Answers answers)
+    : descriptor_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   int port = 0;
   EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
   sockaddr_in peer = {};
@@ -61,7 +62,12 @@ HalfSentCalls::HalfSentCalls(const std::string& address) : descriptor_(socket(AF
   peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   EXPECT_EQ(connect(descriptor_, reinterpret_cast<const sockaddr*>(&peer), sizeof(peer)), 0);
   Write("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-  WriteFrame(kSettings, 0, 0, "");
+  std::string settings;
+  if (answers == Answers::kRefused) {
+    Append(kInitialWindowSize, 2, settings);
+    Append(0, 4, settings);
+  }
+  WriteFrame(kSettings, 0, 0, settings);
 }
 
 HalfSentCalls::~HalfSentCalls() { close(descriptor_); }

@@ -17,8 +17,10 @@ namespace gdpcache::test {
 /// part of it. Not thread-safe.
 class HalfSentCalls {
  public:
-  /// `address` is "127.0.0.1:PORT".
-  explicit HalfSentCalls(const std::string& address);
+  enum class Answers { kTaken, kRefused };
+
+  /// `address` is "127.0.0.1:PORT". Refused answers find no window: they stay with the server.
+  explicit HalfSentCalls(const std::string& address, Answers answers = Answers::kTaken);
   HalfSentCalls(const HalfSentCalls&) = delete;
   HalfSentCalls& operator=(const HalfSentCalls&) = delete;
   ~HalfSentCalls();

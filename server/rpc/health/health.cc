@@ -58,8 +58,8 @@ grpc::ByteBuffer EncodeResponse(Health::Status status) {
 /// there before the message is and can be ended before it has come.
 class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  HealthCall(Health& health, bool watches)
-      : health_(health), watches_(watches), link_(std::make_shared<Link<HealthCall>>(this)) {
+  HealthCall(Health& health, grpc::CallbackServerContext& context, bool watches)
+      : health_(health), context_(context), watches_(watches), link_(std::make_shared<Link<HealthCall>>(this)) {
     std::shared_ptr<Link<HealthCall>> oldest;
     {
       const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
@@ -105,6 +105,7 @@ class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     {
       const std::lock_guard lock(mutex_);
       LeaveLocked(health_.unfinished_);
+      LeaveLocked(health_.unread_);
       LeaveLocked(health_.watches_);
     }
     link_->Cut();
@@ -120,9 +121,8 @@ class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     if (status == Health::Status::kServiceUnknown) {
       return FinishLocked({grpc::StatusCode::NOT_FOUND, "service name unknown"});
     }
-    finished_ = true;
-    LeaveLocked(health_.unfinished_);
     response_ = EncodeResponse(status);
+    EndLocked();
     StartWriteAndFinish(&response_, grpc::WriteOptions(), grpc::Status::OK);
   }
 
@@ -168,8 +168,25 @@ class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
 
   void FinishLocked(const grpc::Status& status) {
     if (finished_) return;
-    finished_ = true;
+    EndLocked();
     Finish(status);
+  }
+
+  /// Its status is all that comes now.
+  void EndLocked() {
+    finished_ = true;
+    std::shared_ptr<Link<HealthCall>> oldest;
+    {
+      const std::lock_guard lock(health_.mutex_);
+      health_.unfinished_.remove(link_);
+      health_.unread_.push_back(link_);
+      if (health_.unread_.size() > Health::kMaxUnread) {
+        oldest = std::move(health_.unread_.front());
+        health_.unread_.pop_front();
+      }
+    }
+    if (oldest == nullptr) return;
+    oldest->Use([](HealthCall& call) { call.context_.TryCancel(); });
   }
 
   void LeaveLocked(Health::Calls& calls) {
@@ -178,6 +195,7 @@ class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   Health& health_;
+  grpc::CallbackServerContext& context_;
   const bool watches_;
   const std::shared_ptr<Link<HealthCall>> link_;
 
@@ -224,14 +242,14 @@ void Health::WakeWatches() const {
   }
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* HandleHealthCheck(
-    Health& health, grpc::CallbackServerContext* /*context*/) {
-  return new HealthCall(health, /*watches=*/false);
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* HandleHealthCheck(Health& health,
+                                                                               grpc::CallbackServerContext* context) {
+  return new HealthCall(health, *context, /*watches=*/false);
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* HandleHealthWatch(
-    Health& health, grpc::CallbackServerContext* /*context*/) {
-  return new HealthCall(health, /*watches=*/true);
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* HandleHealthWatch(Health& health,
+                                                                               grpc::CallbackServerContext* context) {
+  return new HealthCall(health, *context, /*watches=*/true);
 }
 
 }  // namespace gdpcache::rpc

@@ -25,10 +25,13 @@ class HealthCall;
 ///
 /// Everybody may ask, and gRPC takes in what a call sends, up to a whole message, before it is worth a look. So there
 /// are at most kMaxUnfinished calls that have not sent all: the oldest has to go for a new one. A probe is done after
-/// one round trip, and is in nobody's way. (gRPC's own health service has no such limit, so it is not used.)
+/// one round trip, and is in nobody's way. Nor is a call over before its client has taken the end, and until then gRPC
+/// takes in more: of those there are at most kMaxUnread, the oldest is cut off. (gRPC's own health service has no such
+/// limits, so it is not used.)
 class Health {
  public:
   static constexpr std::size_t kMaxUnfinished = 16;
+  static constexpr std::size_t kMaxUnread = 64;
   static constexpr std::size_t kMaxWatches = 4'096;
 
   /// As on the wire.
@@ -54,6 +57,7 @@ class Health {
   mutable std::mutex mutex_;  // guards what follows; a call may hold its own when it takes it, never the other way
   std::map<std::string, bool, std::less<>> serving_ = {{"", true}};
   Calls unfinished_;  // oldest first
+  Calls unread_;      // that have their status, but not ended; the same way
   Calls watches_;
 };
 
