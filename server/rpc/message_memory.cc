@@ -124,7 +124,16 @@ class ObjectCounter {
   absl::flat_hash_map<const Descriptor*, std::int64_t> sizes_;
 };
 
-absl::Status Judge(const ObjectCounter& counter, const grpc::ByteBuffer& bytes) {
+/// Judges bytes by what `count`, given them from the beginning, adds up.
+template <typename Count>
+absl::Status Check(const grpc::ByteBuffer& bytes, Count count) {
+  if (bytes.Length() <= kShort) return absl::OkStatus();
+  grpc::ByteBuffer shared = bytes;  // shares the slices
+  grpc::ProtoBufferReader reader(&shared);
+  if (!reader.status().ok()) return absl::OkStatus();
+  CodedInputStream input(&reader);
+  ObjectCounter counter;
+  count(input, counter);
   if (counter.bytes() <= kMaxObjectBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("the message of ", bytes.Length(),
                                                  " bytes has so many parts that they take ", counter.bytes(),
@@ -134,35 +143,23 @@ absl::Status Judge(const ObjectCounter& counter, const grpc::ByteBuffer& bytes) 
 }  // namespace
 
 absl::Status CheckObjects(const grpc::ByteBuffer& bytes, const Descriptor& type) {
-  if (bytes.Length() <= kShort) return absl::OkStatus();
-  grpc::ByteBuffer shared = bytes;  // shares the slices
-  grpc::ProtoBufferReader reader(&shared);
-  if (!reader.status().ok()) return absl::OkStatus();
-  CodedInputStream input(&reader);
-  ObjectCounter counter;
-  counter.Count(input, type);
-  return Judge(counter, bytes);
+  return Check(bytes, [&type](CodedInputStream& input, ObjectCounter& counter) { counter.Count(input, type); });
 }
 
 absl::Status CheckObjectsOfFrame(const grpc::ByteBuffer& bytes, const Descriptor& type, int field) {
-  if (bytes.Length() <= kShort) return absl::OkStatus();
-  grpc::ByteBuffer shared = bytes;  // shares the slices
-  grpc::ProtoBufferReader reader(&shared);
-  if (!reader.status().ok()) return absl::OkStatus();
-  CodedInputStream input(&reader);
-  ObjectCounter counter;
-  while (const std::uint32_t tag = input.ReadTag()) {
-    if (tag != Wire::MakeTag(field, Wire::WIRETYPE_LENGTH_DELIMITED)) {
-      if (!Wire::SkipField(&input, tag)) break;
-      continue;
+  return Check(bytes, [&type, field](CodedInputStream& input, ObjectCounter& counter) {
+    while (const std::uint32_t tag = input.ReadTag()) {
+      if (tag != Wire::MakeTag(field, Wire::WIRETYPE_LENGTH_DELIMITED)) {
+        if (!Wire::SkipField(&input, tag)) break;
+        continue;
+      }
+      int size = 0;
+      if (!input.ReadVarintSizeAsInt(&size)) break;
+      const auto limit = input.PushLimit(size);
+      if (!counter.Count(input, type)) break;
+      input.PopLimit(limit);
     }
-    int size = 0;
-    if (!input.ReadVarintSizeAsInt(&size)) break;
-    const auto limit = input.PushLimit(size);
-    if (!counter.Count(input, type)) break;
-    input.PopLimit(limit);
-  }
-  return Judge(counter, bytes);
+  });
 }
 
 std::int64_t Trim(google::protobuf::Message& message) {
