@@ -30,6 +30,7 @@ chmod +x "$folder/wrapper"
 packed_run soak 4 --backend cpu --clients 2 --pace 0 --kill-every 2 --interval 1 --wrapper "$folder/wrapper" \
   >"$folder/soak.txt"
 grep -q '"backend": "cpu"' "$folder/soak.txt"
+grep -q 'without cuda_ipc: the server shares no memory of a GPU' "$folder/soak.txt"
 
 # What is missing on the host is told.
 mkdir "$folder/modules"

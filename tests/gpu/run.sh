@@ -25,8 +25,8 @@
 # With the same Python, which needs no torch for it:
 #
 #   run.sh soak [SECONDS] [ARGUMENTS]  mixed traffic on a server on the GPU of clients that are killed, every result
-#                                   compared bit for bit; two hours by default. A little of it with every access to the
-#                                   device's memory checked:
+#                                   compared bit for bit, half of the sessions with their tensors on the GPU; two hours
+#                                   by default. A little of it with every access to the device's memory checked:
 #                                   run.sh soak 120 --clients 2 --pace 0.2 --wrapper 'compute-sanitizer
 #                                   --target-processes all --error-exitcode 1'
 set -eu

@@ -1,7 +1,8 @@
 """Hours of what serving engines do, on one server, with every result compared bit for bit; see ./dev soak.
 
 Clients (traffic.py) share a small server: they prefill ragged batches in pieces, keep, find, move and restore snapshots
-in three tiers that are always full, fork, take one-token steps, give up calls, forget sessions, and are killed.
+in three tiers that are always full, fork, take one-token steps, give up calls, forget sessions, and are killed. On a
+GPU that this process can use, too, half of their sessions have their tensors there, in memory that comes and goes.
 Meanwhile the server's memory, file descriptors, threads and the latency of a probe are recorded.
 
 The server must lose nothing: at the end all slots and sessions are back. After a quarter of the time memory, on a GPU
@@ -36,13 +37,13 @@ from pathlib import Path
 from typing import IO
 
 from conftest import Server, kill_server, start_server
+from device_memory import Gpu, GpuError
 from documents import COUNT, GEOMETRY, LAYERS, Document, Results, measure
-from traffic import CACHE, SESSION_TTL
+from traffic import CACHE, PATIENCE, SESSION_TTL
 
 import gdpcache
 
 JUDGED_SECONDS = 600
-PATIENCE = 60.0  # seconds, of the server to let go of what killed clients had
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +65,13 @@ class Sample:
 class Fleet:
     """The clients."""
 
-    def __init__(self, addresses: Sequence[str], results: Path, pace: float, seed: int, log: IO[str]) -> None:
+    def __init__(
+        self, addresses: Sequence[str], results: Path, pace: float, seed: int, options: Sequence[str], log: IO[str]
+    ) -> None:
         self._addresses = itertools.cycle(addresses)
         self._results = results
         self._pace = pace
+        self._options = options
         self._seeds = iter(range(seed, sys.maxsize))
         self._log = log
         self._lock = threading.Lock()
@@ -76,7 +80,7 @@ class Fleet:
         self.kills = 0
 
     def start_one(self) -> None:
-        arguments = next(self._addresses), self._results, str(next(self._seeds)), str(self._pace)
+        arguments = [next(self._addresses), str(self._results), str(next(self._seeds)), str(self._pace), *self._options]
         client = subprocess.Popen(
             [sys.executable, "-B", Path(__file__).parent / "traffic.py", *arguments],
             stdout=subprocess.PIPE,
@@ -106,18 +110,18 @@ class Fleet:
         return len(self._clients)
 
 
+def small_call(document: Document) -> gdpcache.PrefillCall:
+    inputs = {name: array[:16] for name, array in document.layers[0].items()}
+    return gdpcache.PrefillCall(**inputs, chunk_size=16, initial_state=gdpcache.InitialState.ZERO)
+
+
 class Probe:
     """Small calls at a steady rate, and how long they take."""
 
     def __init__(self, client: gdpcache.Client, document: Document, results: Results) -> None:
         self._session = client.open_session(CACHE, client_name="probe")
-        (self._slot,) = self._session.acquire_slots()
-        self._call = gdpcache.PrefillCall(
-            **{name: array[:16] for name, array in document.layers[0].items()},
-            chunk_size=16,
-            state_indices=[self._slot],
-            initial_state=gdpcache.InitialState.ZERO,
-        )
+        self._call = small_call(document)
+        self._call.state_indices = self._session.acquire_slots()
         self._expected = results.values[0][:16].tobytes()
         self._times: list[float] = []
 
@@ -158,6 +162,25 @@ def device_memory(server: Server) -> float:
             if line.startswith("gdpcache_device_memory_used_bytes "):
                 return float(line.split()[1])
     raise RuntimeError("the metrics do not tell the device's memory")
+
+
+def missing_for_cuda_ipc(client: gdpcache.Client, document: Document) -> str:
+    """Empty if clients can share memory of the GPU with the server."""
+    if "cuda_ipc" not in client.server_info().transports:
+        return "the server shares no memory of a GPU"
+    try:
+        gpu = Gpu()
+        memory = gpu.allocate(2 << 20)
+        call = small_call(document)
+        for name in ("k", "w", "u", "g"):
+            setattr(call, name, gpu.put(memory, getattr(call, name), gap=0))
+        call.out = gdpcache.Outputs(v_new=gpu.empty(memory, call.u.shape, gap=0))
+        call.transport = gdpcache.Transport.CUDA_IPC
+        with client.open_session(CACHE) as session:
+            gpu.fetch(session.prefill(call).v_new)
+    except (GpuError, gdpcache.UnavailableError) as error:
+        return str(error)
+    return ""
 
 
 def take_sample(server: Server, pid: int, seconds: float, probe: Probe, fleet: Fleet) -> Sample:
@@ -257,9 +280,14 @@ def main() -> int:
         with client.open_session(CACHE) as session:
             results = [measure(session, document) for document in documents]
         (folder / "results").write_bytes(pickle.dumps(results))
+        missing = missing_for_cuda_ipc(client, documents[0])
+        if missing:
+            print(f"without cuda_ipc: {missing}", flush=True)
+        device_before = device_memory(server) / 1e6
         probe = Probe(client, documents[0], results[0])
         log = cleanup.enter_context(open(folder / "clients", "w", encoding="utf-8"))
-        fleet = Fleet((server.unix, server.tcp), folder / "results", arguments.pace, arguments.seed, log)
+        options = [] if missing else ["cuda_ipc"]
+        fleet = Fleet((server.unix, server.tcp), folder / "results", arguments.pace, arguments.seed, options, log)
         begin = time.monotonic()
         for _ in range(arguments.clients):
             fleet.start_one()
@@ -269,6 +297,7 @@ def main() -> int:
                 fleet.kill_one(0)
             probe.close()
             wait_until_free(client)
+            device_after = device_memory(server) / 1e6
         except BaseException:
             print((folder / "clients").read_text(), (folder / "log").read_text()[-4000:], file=sys.stderr)
             raise
@@ -277,7 +306,7 @@ def main() -> int:
         if server.process.wait(PATIENCE) != 0:
             raise RuntimeError(f"the server ended with {server.process.returncode}: {(folder / 'log').read_text()}")
 
-    report = {
+    report: dict[str, object] = {
         "seconds": round(time.monotonic() - begin),
         "backend": arguments.backend,
         "documents": COUNT,
@@ -286,6 +315,8 @@ def main() -> int:
         "counts": dict(sorted(fleet.counts.items())),
         "samples": [dataclasses.asdict(sample) for sample in samples],
     }
+    if arguments.backend == "cuda":
+        report["device_mb_without_clients"] = {"before": round(device_before, 1), "after": round(device_after, 1)}
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1))
     print(json.dumps({name: value for name, value in report.items() if name != "samples"}, indent=1))

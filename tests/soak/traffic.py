@@ -1,6 +1,8 @@
 """One client of the soak: does at random what serving engines do, and compares every bit that comes back.
 
-usage: traffic.py ADDRESS RESULTS SEED PACE
+usage: traffic.py ADDRESS RESULTS SEED PACE [cuda_ipc]
+
+With cuda_ipc half of its sessions have their tensors on the server's GPU, and share them with it.
 
 Prints, once a second, what it has done since the line before, as JSON. Ends only with an error, or when it is killed.
 """
@@ -18,6 +20,7 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+from device_memory import DeviceArray, Gpu, Memory
 from documents import CHUNK, COUNT, LAYERS, STEPS, Document, Floats, Results, Rows, auxiliary
 
 import gdpcache
@@ -25,6 +28,7 @@ import gdpcache
 CACHE = "soak"
 SESSION_TTL = 15.0  # seconds: what a killed client held comes back then
 GENERATION_SECONDS = 5.0
+PATIENCE = 60.0  # seconds, of the server to let go of what killed clients and calls that were given up had
 
 
 class WrongResultError(Exception):
@@ -61,7 +65,9 @@ class Reading:
 
 
 class Traffic:
-    def __init__(self, address: str, results: list[Results], seed: int) -> None:
+    def __init__(self, address: str, results: list[Results], seed: int, gpu: Gpu | None) -> None:
+        self.gpu = gpu
+        self.memory: Memory | None = None  # on the GPU
         self.random = random.Random(seed)
         self.client = gdpcache.Client(address)
         self.transports = [gdpcache.Transport.UNARY, gdpcache.Transport.STREAM]
@@ -73,6 +79,10 @@ class Traffic:
 
     def open_session(self) -> gdpcache.Session:
         transport = self.random.choice(self.transports)
+        self.tensors_on: Gpu | None = None  # None: the host
+        if self.gpu is not None and self.random.random() < 0.5:
+            transport = gdpcache.Transport.CUDA_IPC
+            self.tensors_on = self.gpu
         self.counts[f"sessions by {transport.value}"] += 1
         return self.client.open_session(CACHE, ttl=SESSION_TTL, client_name="soak", transport=transport)
 
@@ -258,14 +268,18 @@ class Traffic:
     def prefill(self, call: gdpcache.PrefillCall) -> Floats | None:
         """v_new. Now and then the client loses patience; None if the answer was lost and the work done nevertheless."""
         self.counts["prefills"] += 1
+        if self.tensors_on is not None:
+            self.move_to(self.tensors_on, call)
         if self.random.random() < 0.1:
             try:
-                return np.asarray(self.session.prefill(call, timeout=self.random.uniform(0.0003, 0.01)).v_new)
+                return self.values(self.session.prefill(call, timeout=self.random.uniform(0.0003, 0.01)))
             except gdpcache.DeadlineExceededError:
                 self.counts["given up"] += 1
+                if self.tensors_on is not None:
+                    self.forget_or_settle()
         while True:
             try:
-                return np.asarray(self.session.prefill(call).v_new)
+                return self.values(self.session.prefill(call))
             except gdpcache.PositionMismatchError as error:
                 after = np.diff(np.asarray(call.cu_seqlens)) + np.asarray(call.expected_positions)
                 if [one.actual for one in error.position_mismatches] != after.tolist():
@@ -275,12 +289,40 @@ class Traffic:
                 self.counts["refused"] += 1
                 time.sleep(error.retry_delay or 0.1)
 
+    def values(self, result: gdpcache.PrefillResult) -> Floats:
+        self.counts[f"prefills by {result.transport.value}"] += 1
+        if self.tensors_on is not None and isinstance(result.v_new, DeviceArray):
+            return self.tensors_on.fetch(result.v_new)
+        return np.asarray(result.v_new)
+
+    def move_to(self, gpu: Gpu, call: gdpcache.PrefillCall) -> None:
+        """Tensors anywhere in memory that is often another one, which has to be registered, the old one being freed;
+        some stay on the host."""
+        if self.memory is None or self.random.random() < 0.1:
+            # As large as others allocate it: parts of what the driver takes at a time cannot be shared.
+            self.memory = gpu.allocate(self.random.choice((2, 4)) << 20)
+            self.counts["GPU memory allocated"] += 1
+        self.memory.clear()
+        on_host = self.random.choice(("", "", "g", "v_new"))
+        for name in ("k", "w", "u", "g"):
+            if name != on_host:
+                setattr(call, name, gpu.put(self.memory, getattr(call, name), self.random.randrange(64)))
+        if on_host != "v_new":
+            call.out = gdpcache.Outputs(v_new=gpu.empty(self.memory, call.u.shape, self.random.randrange(64)))
+
+    def forget_or_settle(self) -> None:
+        """After a call that was given up, in whose memory the server may still be at work."""
+        if self.random.random() < 0.5:
+            self.memory = None
+        else:
+            self.session.settle(timeout=PATIENCE)
+
 
 def main() -> None:
-    address, file, seed, pace = sys.argv[1:]
+    address, file, seed, pace, *options = sys.argv[1:]
     with open(file, "rb") as written:
         results = pickle.load(written)
-    traffic = Traffic(address, results, int(seed))
+    traffic = Traffic(address, results, int(seed), Gpu() if options else None)
     told = time.monotonic()
     while True:
         traffic.do_something()
