@@ -183,15 +183,16 @@ absl::Status Serve(const config::Config& config) {
   limits.max_caches = config.max_caches;
   limits.max_sessions = config.max_sessions;
   const cache::TenantShare share{(*access)->tenants() > 1 ? config.max_tenant_share : 100};
+  limits.state_memory_bytes = config.state_memory_bytes > 0 ? config.state_memory_bytes : device.memory_bytes / 2;
   limits.max_tenant_sessions = config.max_tenant_sessions;
   if (!share.is_all()) {
     if (limits.max_tenant_sessions == 0) limits.max_tenant_sessions = share.Of(config.max_sessions);
     limits.max_tenant_caches = share.Of(config.max_caches);
     limits.max_tenant_calls = share.Of(config.max_calls);
     limits.tenant_staging_bytes = share.Of(config.staging_memory_bytes);
+    limits.tenant_state_bytes = share.Of(limits.state_memory_bytes);
   }
   limits.max_tenant_slots = config.max_tenant_slots;
-  limits.state_memory_bytes = config.state_memory_bytes > 0 ? config.state_memory_bytes : device.memory_bytes / 2;
   limits.default_session_ttl = config.default_session_ttl;
   limits.max_session_ttl = config.max_session_ttl;
   absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> snapshots =

@@ -81,6 +81,7 @@ absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> OpenSnapshots(const config
   options.limits.max_tenant_watches = share.Of(kMaxWatches);
   options.limits.max_pin_ttl = config.max_pin_ttl;
   options.limits.pending_timeout = config.pending_timeout;
+  options.limits.tenant_share = share;
   options.write_policy = config.write_policy;
   options.log = [](absl::string_view line) { spdlog::warn("snapshots: {}", std::string(line)); };
   absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> store =

@@ -54,6 +54,14 @@ absl::Status NoSuchSession(absl::string_view id) {
                        "there is no such session; it may have expired or been closed");
 }
 
+absl::Status NoStateMemory(std::int64_t charge, const MemoryBudget& budget, absl::string_view whose) {
+  const std::string message =
+      absl::StrCat("the cache needs ", charge, " bytes; ", std::max<std::int64_t>(0, budget.limit() - budget.used()),
+                   " of ", whose, " ", budget.limit(), " bytes of state memory are free");
+  if (charge > budget.limit()) return absl::ResourceExhaustedError(message);  // no use to try again
+  return Exhausted(message, kRetryCacheAfter);
+}
+
 absl::Status CheckSame(const CacheSpec& existing, const CacheSpec& wanted) {
   std::string difference = DescribeDifference(existing.geometry, wanted.geometry);
   const absl::string_view separator = difference.empty() ? "" : "; ";
@@ -73,17 +81,21 @@ absl::Status CheckSame(const CacheSpec& existing, const CacheSpec& wanted) {
 }  // namespace
 
 struct Catalog::Holding {
-  Holding(std::shared_ptr<MemoryBudget> the_budget, std::int64_t the_charge)
-      : budget(std::move(the_budget)), charge(the_charge) {}
+  /// `the_makers_budget` may be nullptr.
+  Holding(std::shared_ptr<MemoryBudget> the_budget, std::shared_ptr<MemoryBudget> the_makers_budget,
+          std::int64_t the_charge)
+      : budget(std::move(the_budget)), makers_budget(std::move(the_makers_budget)), charge(the_charge) {}
   Holding(const Holding&) = delete;
   Holding& operator=(const Holding&) = delete;
   ~Holding() {
     cache.reset();
+    if (makers_budget != nullptr) makers_budget->GiveBack(charge);
     budget->GiveBack(charge);
     if (on_freed) on_freed();
   }
 
   const std::shared_ptr<MemoryBudget> budget;
+  const std::shared_ptr<MemoryBudget> makers_budget;
   const std::int64_t charge;
   std::shared_ptr<Cache> cache;
   absl::AnyInvocable<void()> on_freed;
@@ -141,14 +153,13 @@ absl::StatusOr<Catalog::Created> Catalog::CreateCache(const CacheSpec& spec, abs
   }
 
   const std::int64_t charge = spec.geometry.memory_charge();
-  if (!budget_->TryTake(charge)) {
-    const std::string message = absl::StrCat("the cache needs ", charge, " bytes; ",
-                                             std::max<std::int64_t>(0, budget_->limit() - budget_->used()),
-                                             " of the server's ", budget_->limit(), " bytes of state memory are free");
-    if (charge > budget_->limit()) return absl::ResourceExhaustedError(message);  // no use to try again
-    return Exhausted(message, kRetryCacheAfter);
+  if (!budget_->TryTake(charge)) return NoStateMemory(charge, *budget_, "the server's");
+  std::shared_ptr<MemoryBudget> own = tenant.empty() ? nullptr : BudgetOf(UseOf(tenant), &TenantUse::states);
+  if (own != nullptr && !own->TryTake(charge)) {
+    budget_->GiveBack(charge);
+    return NoStateMemory(charge, *own, "the tenant's");
   }
-  Entry entry{std::make_shared<Holding>(budget_, charge), 0, std::string(tenant)};
+  Entry entry{std::make_shared<Holding>(budget_, std::move(own), charge), 0, std::string(tenant)};
   absl::StatusOr<std::shared_ptr<Cache>> cache = Cache::Create(backend_, spec);
   if (!cache.ok()) return cache.status();
   entry.holding->cache = *std::move(cache);
@@ -254,7 +265,9 @@ std::shared_ptr<TenantUse> Catalog::UseOf(absl::string_view tenant) {
 std::shared_ptr<TenantUse> Catalog::UseOfLocked(absl::string_view tenant) {
   if (limits_.max_tenant_calls == 0) return nullptr;
   std::shared_ptr<TenantUse>& use = uses_[tenant];
-  if (use == nullptr) use = std::make_shared<TenantUse>(limits_.max_tenant_calls, limits_.tenant_staging_bytes);
+  if (use == nullptr)
+    use =
+        std::make_shared<TenantUse>(limits_.max_tenant_calls, limits_.tenant_staging_bytes, limits_.tenant_state_bytes);
   return use;
 }
 

@@ -34,6 +34,7 @@ struct CatalogLimits {
   std::int64_t max_tenant_caches = 0;     // made by one tenant; 0: as many as there may be
   std::int64_t max_tenant_calls = 0;      // under way, of one tenant; 0: as many as there may be
   std::int64_t tenant_staging_bytes = 0;  // of one tenant, where it may not have as many calls as there may be
+  std::int64_t tenant_state_bytes = 0;    // of the caches that one tenant has made, the same way
   std::int64_t state_memory_bytes = 0;    // all caches together
   absl::Duration default_session_ttl;
   absl::Duration max_session_ttl;
@@ -96,7 +97,7 @@ class Catalog {
   /// Ends all sessions; `on_closed` runs when the last one is gone. For shutdown.
   void CloseAllSessions(absl::AnyInvocable<void()> on_closed);
 
-  /// What a tenant uses of the calls and the staging memory, whatever its sessions; nullptr where that is not limited.
+  /// What a tenant uses of calls and memory, whatever its sessions; nullptr where that is not limited.
   std::shared_ptr<TenantUse> UseOf(absl::string_view tenant);
 
   std::int64_t state_memory_used() const { return budget_->used(); }

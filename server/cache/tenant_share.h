@@ -21,14 +21,15 @@ struct TenantShare {
   }
 };
 
-/// What the sessions and transfers of one tenant use of what all tenants share. Thread-safe.
+/// What the sessions, transfers and caches of one tenant use of what all tenants share. Thread-safe.
 struct TenantUse {
-  TenantUse(std::int64_t max_calls, std::int64_t staging_bytes)
-      : calls(max_calls), staging(staging_bytes), device_staging(staging_bytes) {}
+  TenantUse(std::int64_t max_calls, std::int64_t staging_bytes, std::int64_t state_bytes)
+      : calls(max_calls), staging(staging_bytes), device_staging(staging_bytes), states(state_bytes) {}
 
   MemoryBudget calls;           // under way
   MemoryBudget staging;         // bytes of host memory
   MemoryBudget device_staging;  // of device memory
+  MemoryBudget states;          // bytes of the caches that it has made
 };
 
 /// One of its budgets, which keeps it; nullptr of nullptr, which is no limit.

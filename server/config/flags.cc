@@ -214,7 +214,7 @@ ABSL_FLAG(std::int64_t, max_tenant_slots, 0,
           "Slots that one tenant's sessions may hold at a time, of all caches together. 0: as many as there are.");
 ABSL_FLAG(std::int64_t, max_tenant_share, 50,
           "Percent of what all share that one of several tenants may use up: calls under way, staging memory, shared "
-          "memory, caches made, sessions, unfinished uploads, watchers. 100: all.");
+          "memory, caches made and their memory, sessions, unfinished snapshots and uploads, watchers. 100: all.");
 ABSL_FLAG(std::int64_t, max_calls, 4'096,
           "Calls under way at a time: those being worked on, those that wait for their turn, and those that wait for "
           "their client. One session may have half of them.");

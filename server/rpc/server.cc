@@ -33,7 +33,8 @@ constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kMinClientPingIntervalMs = 10'000;
 
-constexpr int kMaxAdminCalls = 16;  // on one connection
+constexpr int kMaxAdminCalls = 16;                           // on one connection
+constexpr std::size_t kAdminMemory = std::size_t{64} << 20;  // what gRPC keeps there
 
 // gRPC answers reflection and channelz with a thread for each call, which lasts until the client ends it.
 constexpr int kMaxBlockingThreads = 64;
@@ -176,9 +177,11 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
                 *access_,
                 log_},
                {catalog, clock, engine, snapshots, uploads_, detached_, *access_, log_, metrics.prefills}, memory_),
-      health_(metrics.refusals) {
+      health_(metrics.refusals, clock) {
   if (options.rpc_memory_bytes > 0) quota_.Resize(static_cast<std::size_t>(options.rpc_memory_bytes));
   quota_.SetMaxThreads(kMaxBlockingThreads);
+  admin_quota_.Resize(kAdminMemory);
+  admin_quota_.SetMaxThreads(kMaxBlockingThreads);
 }
 
 Server::~Server() = default;
@@ -245,7 +248,7 @@ absl::Status Server::ListenForAdmin(const std::string& address) {
   int port = 0;
   builder.AddListeningPort(address, access_->TcpCredentials(), &port);
   builder.RegisterService(&admin_health_service_);
-  builder.SetResourceQuota(quota_);
+  builder.SetResourceQuota(admin_quota_);
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);  // each has threads of the quota, used or not
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxAdminCalls);

@@ -105,7 +105,8 @@ class Server {
   Health health_;
   HealthService health_service_{health_};
   HealthService admin_health_service_{health_};
-  grpc::ResourceQuota quota_;  // of all that gRPC takes in
+  grpc::ResourceQuota quota_;        // of all that gRPC takes in
+  grpc::ResourceQuota admin_quota_;  // the same at the admin address, which is there when clients have used up theirs
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
   std::string admin_address_;

@@ -1,8 +1,10 @@
 // What one of several tenants may use up of what all share.
 
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -69,7 +71,8 @@ class TenantShareTest : public ::testing::Test {
   }
 
   SecureServer server_{SecureServer::Transport::kLoopback,
-                       {"--max-tenant-share=25", "--max-calls=12", "--max-caches=8", "--max-sessions=12"}};
+                       {"--max-tenant-share=25", "--max-calls=12", "--max-caches=8", "--max-sessions=12",
+                        "--state-memory=1MiB", "--snapshot-device-memory=2KiB"}};
   const std::shared_ptr<grpc::Channel> channel_ = server_.Connect();
 };
 
@@ -111,6 +114,50 @@ TEST_F(TenantShareTest, OfTheCachesAndSessions) {
   EXPECT_EQ(Call(kEngine, "OpenSession", open, opened).error_message(),
             "the tenant has 3 sessions; it may have at most 3");
   EXPECT_TRUE(Call(kOtherEngine, "OpenSession", open, opened).ok());
+}
+
+TEST_F(TenantShareTest, OfTheMemoryOfStates) {
+  v1::CreateCacheRequest request = ControlClient::SmallCache("large");
+  request.mutable_geometry()->set_layers(500);
+  v1::CreateCacheResponse response;
+  const grpc::Status refused = Call(kEngine, "CreateCache", request, response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("262144 of the tenant's 262144 bytes of state memory are free"));
+  EXPECT_TRUE(Create(kEngine, "small").ok());
+}
+
+TEST_F(TenantShareTest, OfTheRoomOfUnfinishedSnapshots) {
+  ASSERT_TRUE(Create(kEngine, "model").ok());
+  const auto prefill = [&](const Person& person) {
+    const Held held = Hold(person, "model");
+    v1::PrefillRequest request;
+    request.set_session(held.session);
+    request.set_chunk_size(16);
+    request.add_cu_seqlens(0);
+    request.add_cu_seqlens(32);
+    request.add_state_indices(held.slot);
+    for (const auto& [tensor, columns] :
+         {std::pair(request.mutable_k(), 4), {request.mutable_w(), 4}, {request.mutable_u(), 3}}) {
+      tensor->set_dtype(v1::DATA_TYPE_FLOAT32);
+      for (const std::int64_t size : {1, 32, 2, columns}) tensor->add_shape(size);
+      tensor->set_inline_(std::string(std::size_t{32} * 2 * 4 * static_cast<std::size_t>(columns), '\0'));
+    }
+    for (const char digit : {'1', '2'}) {
+      v1::SnapshotDirective& directive = *request.add_snapshots();
+      directive.set_boundary(digit - '0');
+      directive.set_key(std::string(16, digit));
+    }
+    v1::PrefillResponse response;
+    EXPECT_TRUE(Call(person, "Prefill", request, response).ok());
+    return response.snapshots();
+  };
+  for (const Person& person : {kEngine, kOtherEngine}) {  // one layer of two
+    const auto outcomes = prefill(person);
+    ASSERT_EQ(outcomes.size(), 2) << person.name;
+    EXPECT_EQ(outcomes[0].result(), v1::SNAPSHOT_RESULT_PENDING) << outcomes[0].message();
+    EXPECT_EQ(outcomes[1].result(), v1::SNAPSHOT_RESULT_NO_SPACE);
+    EXPECT_THAT(outcomes[1].message(), HasSubstr("unfinished ones of the tenant take 512 of the 512 bytes"));
+  }
 }
 
 TEST(TenantShare, IsAllWhereThereIsOneTenant) {

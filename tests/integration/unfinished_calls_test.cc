@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/access_support.h"
+#include "tests/integration/ready_line.h"
 #include "tests/support/control_client.h"
 #include "tests/support/eventually.h"
 #include "tests/support/half_sent_calls.h"
@@ -81,6 +82,21 @@ TEST(UnfinishedCalls, ToReflectionTakeSoManyThreads) {
   EXPECT_GT(calls.open(), 0u) << "there is room for some";
   test::ControlClient client(test::Connect(server.tcp_address()));
   client.CreateCache(test::ControlClient::SmallCache("a"));
+}
+
+TEST(UnfinishedCalls, ToReflectionLeaveTheAdminAddressAlone) {
+  const test::ServerProcess server({"--admin=127.0.0.1:0"});
+  HalfSentCalls calls(server.tcp_address());
+  for (int n = 0; n < 200; ++n) {
+    calls.Begin("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kMebibyte, 1);
+  }
+  ASSERT_TRUE(test::Eventually([&] {
+    calls.Send(absl::Milliseconds(10));
+    return calls.open() < 100;
+  })) << "there is a thread for no more of them";
+  const test::RawAnswer answer =
+      test::CallRaw(test::Connect(test::ReadyValue(server, "admin")), "/grpc.channelz.v1.Channelz/GetServers", "");
+  EXPECT_TRUE(answer.status.ok()) << answer.status.error_message();
 }
 
 TEST(UnfinishedCalls, WithoutCredentialsAreEndedBeforeTheirMessageIsTakenIn) {

@@ -52,8 +52,12 @@ void AppendHeader(absl::string_view name, absl::string_view value, std::string& 
 
 }  // namespace
 
-HalfSentCalls::HalfSentCalls(const std::string& address, Answers answers)
+HalfSentCalls::HalfSentCalls(const std::string& address, Answers answers, const std::string& from)
     : descriptor_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  sockaddr_in own = {};
+  own.sin_family = AF_INET;
+  EXPECT_EQ(inet_pton(AF_INET, from.c_str(), &own.sin_addr), 1);
+  EXPECT_EQ(bind(descriptor_, reinterpret_cast<const sockaddr*>(&own), sizeof(own)), 0);
   int port = 0;
   EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
   sockaddr_in peer = {};
@@ -91,10 +95,19 @@ void HalfSentCalls::Begin(absl::string_view method, std::int64_t announced, std:
   ++begun_;
 }
 
+void HalfSentCalls::BeginWhole(absl::string_view method) {
+  const std::uint32_t stream = next_stream_;
+  Begin(method, 0, 0);
+  calls_[stream].whole = true;
+}
+
 void HalfSentCalls::Send(absl::Duration idle) {
   while (connected_) {
     const bool sent = SendSome();
-    const bool done = std::all_of(calls_.begin(), calls_.end(), [](const auto& call) { return call.second.left == 0; });
+    const bool done = std::all_of(calls_.begin(), calls_.end(), [](const auto& entry) {
+      const Call& call = entry.second;
+      return call.left == 0 && (call.announced || !call.whole);
+    });
     if (!Read(sent ? absl::ZeroDuration() : idle) && (done || !sent)) return;
   }
 }
@@ -111,7 +124,7 @@ bool HalfSentCalls::SendSome() {
   for (auto& [stream, call] : calls_) {
     const std::int64_t prefix = call.announced ? 0 : 5;
     const std::int64_t bytes = std::min({call.left, call.window - prefix, window_ - prefix, kMostInFrame - prefix});
-    if (bytes <= 0) continue;
+    if (bytes < 0 || (bytes == 0 && (call.announced || !call.whole))) continue;
     std::string payload;
     if (!call.announced) {
       payload.push_back('\0');  // not compressed
@@ -119,7 +132,7 @@ bool HalfSentCalls::SendSome() {
       call.announced = true;
     }
     payload.append(nothing, 0, static_cast<std::size_t>(bytes));
-    WriteFrame(kData, 0, stream, payload);
+    WriteFrame(kData, call.whole ? kEndStream : std::uint8_t{0}, stream, payload);
     call.left -= bytes;
     call.sent += bytes;
     call.window -= bytes + prefix;
@@ -177,6 +190,9 @@ bool HalfSentCalls::Read(absl::Duration timeout) {
 
 void HalfSentCalls::TakeFrame(std::uint8_t type, std::uint8_t flags, std::uint32_t stream, absl::string_view payload) {
   switch (type) {
+    case kData:
+      if (!payload.empty()) ++answers_;
+      break;
     case kHeaders:
       if ((flags & kEndStream) != 0) calls_.erase(stream);
       break;

@@ -19,8 +19,10 @@ class HalfSentCalls {
  public:
   enum class Answers { kTaken, kRefused };
 
-  /// `address` is "127.0.0.1:PORT". Refused answers find no window: they stay with the server.
-  explicit HalfSentCalls(const std::string& address, Answers answers = Answers::kTaken);
+  /// `address` is "127.0.0.1:PORT"; the connection comes from the loopback address `from`. Refused answers find no
+  /// window: they stay with the server.
+  explicit HalfSentCalls(const std::string& address, Answers answers = Answers::kTaken,
+                         const std::string& from = "127.0.0.1");
   HalfSentCalls(const HalfSentCalls&) = delete;
   HalfSentCalls& operator=(const HalfSentCalls&) = delete;
   ~HalfSentCalls();
@@ -30,6 +32,9 @@ class HalfSentCalls {
   void Begin(absl::string_view method, std::int64_t announced, std::int64_t sent,
              const std::vector<std::pair<std::string, std::string>>& metadata = {});
 
+  /// The same with a message that is empty and whole, and the end behind it.
+  void BeginWhole(absl::string_view method);
+
   /// Sends what is to be sent, as the server's windows allow, and heeds what it says, until all has been sent or
   /// nothing has moved for `idle`.
   void Send(absl::Duration idle = absl::Seconds(1));
@@ -37,6 +42,8 @@ class HalfSentCalls {
   std::size_t begun() const { return begun_; }
   /// Those that the server has not ended.
   std::size_t open() const { return connected_ ? calls_.size() : 0; }
+  /// Messages that have come, where none is longer than a frame.
+  std::size_t answers() const { return answers_; }
   /// Bytes of their messages that have been sent.
   std::int64_t sent() const;
   bool connected() const { return connected_; }
@@ -47,6 +54,7 @@ class HalfSentCalls {
     std::int64_t sent = 0;
     std::int64_t window = 0;
     bool announced = false;
+    bool whole = false;
     std::uint32_t announcement = 0;
   };
 
@@ -62,6 +70,7 @@ class HalfSentCalls {
   std::string unread_;
   std::uint32_t next_stream_ = 1;
   std::size_t begun_ = 0;
+  std::size_t answers_ = 0;
   std::int64_t window_ = 65'535;          // of the connection
   std::int64_t initial_window_ = 65'535;  // of a call
   std::map<std::uint32_t, Call> calls_;

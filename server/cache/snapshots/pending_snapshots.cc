@@ -12,6 +12,7 @@ std::shared_ptr<PendingSnapshot> PendingSnapshots::Find(SessionKey session, cons
 
 void PendingSnapshots::Add(std::shared_ptr<PendingSnapshot> pending) {
   by_time_.emplace(pending->last_part, pending.get());
+  ++pending->space->tenant.unfinished;
   auto& of_session = sessions_[pending->session];
   Name name(pending->space.get(), pending->key);
   of_session.emplace(std::move(name), std::move(pending));
@@ -19,6 +20,8 @@ void PendingSnapshots::Add(std::shared_ptr<PendingSnapshot> pending) {
 
 void PendingSnapshots::Remove(PendingSnapshot& pending) {
   by_time_.erase({pending.last_part, &pending});
+  --pending.space->tenant.unfinished;
+  pending.GiveBackRoom();
   const auto of_session = sessions_.find(pending.session);
   of_session->second.erase(Name(pending.space.get(), pending.key));
   if (of_session->second.empty()) sessions_.erase(of_session);

@@ -29,12 +29,15 @@ struct PendingSnapshot {
   std::map<std::int64_t, SnapshotMemory> parts;  // delivered
   absl::flat_hash_set<std::int64_t> begun;
   std::int64_t open_drafts = 0;
-  absl::Time last_part;  // or when it was begun
+  std::int64_t room = 0;  // what it will take of the first tier, counted in the tenant's unfinished_bytes
+  absl::Time last_part;   // or when it was begun
   /// Why it will not become one, if so: a part found no room. Then it has no parts and is charged to nobody, and stays
   /// only so that the layers after do not begin anew.
   std::string failure;
   bool gone = false;   // it has ended, one way or the other
   bool whole = false;  // all its parts come with one draft, and nobody else knows of it
+
+  void GiveBackRoom() { space->tenant.unfinished_bytes -= std::exchange(room, 0); }
 };
 
 /// All of them. Not thread-safe.

@@ -49,6 +49,8 @@ struct TenantAccount {
   std::int64_t pinned_bytes = 0;  // of its pinned snapshots
   std::int64_t pins = 0;          // snapshots that its pins name
   std::int64_t watches = 0;
+  std::int64_t unfinished = 0;        // snapshots that it is putting together, part by part
+  std::int64_t unfinished_bytes = 0;  // what they will take of the first tier
   std::int64_t spaces = 0;
   UseSet evictable;  // its snapshots that are not pinned
 };

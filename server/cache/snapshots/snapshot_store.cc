@@ -164,20 +164,24 @@ absl::StatusOr<SnapshotDraft> SnapshotStore::BeginPart(SessionKey session, const
                                                         "; layer ", layer, " is at ", record.position));
     }
     if (pending == nullptr) {
-      const SnapshotLimits& limits = state.options.limits;
-      if (state.pending.size() >= limits.max_pending) {
-        return NoSpace(record.position,
-                       absl::StrCat("the server has ", state.pending.size(),
-                                    " unfinished snapshots; it may have at most ", limits.max_pending));
-      }
       pending = std::make_shared<PendingSnapshot>();
       pending->session = session;
       pending->space = state.index.AddUser(record.space);
       pending->key = record.key;
       pending->position = record.position;
       pending->last_part = state.clock.Now();
-      const absl::Status charged = state.ChargeLocked(pending->space->tenant, record.space.snapshot_bytes(), aftermath);
-      if (!charged.ok()) pending->failure = std::string(charged.message());
+      if (const absl::Status room = state.CheckUnfinishedLocked(pending->space->tenant); !room.ok()) {
+        state.index.DropUser(*pending->space);
+        return NoSpace(record.position, room.message());
+      }
+      absl::Status charged = state.TakeUnfinishedRoomLocked(*pending);
+      if (charged.ok()) {
+        charged = state.ChargeLocked(pending->space->tenant, record.space.snapshot_bytes(), aftermath);
+      }
+      if (!charged.ok()) {
+        pending->GiveBackRoom();
+        pending->failure = std::string(charged.message());
+      }
       state.pending.Add(pending);
       state.move_work.notify_one();  // the thread that ends it
     }

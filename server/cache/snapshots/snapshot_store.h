@@ -20,6 +20,7 @@
 #include "server/cache/slot_table.h"
 #include "server/cache/snapshots/snapshot.h"
 #include "server/cache/snapshots/tier.h"
+#include "server/cache/tenant_share.h"
 
 namespace gdpcache::cache {
 
@@ -93,6 +94,7 @@ struct SnapshotLimits {
   std::int64_t max_tenant_watches = std::numeric_limits<std::int64_t>::max();  // of one tenant
   absl::Duration max_pin_ttl;                                                  // the most, and what 0 takes
   absl::Duration pending_timeout;  // of an unfinished snapshot, from its last part
+  TenantShare tenant_share;        // of max_pending, and for them of the first tier, or of it one of any size
 
   // What bounds the store's own memory.
   std::int64_t max_snapshots = 4'194'304;

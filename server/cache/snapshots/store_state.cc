@@ -85,6 +85,36 @@ absl::Status StoreState::ChargeLocked(TenantAccount& tenant, std::int64_t bytes,
   return absl::OkStatus();
 }
 
+absl::Status StoreState::CheckUnfinishedLocked(const TenantAccount& tenant) const {
+  const SnapshotLimits& limits = options.limits;
+  if (pending.size() >= limits.max_pending) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the server has ", pending.size(), " unfinished snapshots; it may have at most ", limits.max_pending));
+  }
+  if (const std::int64_t most = limits.tenant_share.Of(limits.max_pending); tenant.unfinished >= most) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the tenant has ", tenant.unfinished, " unfinished snapshots; it may have at most ", most));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoreState::TakeUnfinishedRoomLocked(PendingSnapshot& unfinished) {
+  if (options.limits.tenant_share.is_all()) return absl::OkStatus();  // the tier's room is all that counts
+  TenantAccount& tenant = unfinished.space->tenant;
+  const SnapshotSpace& space = unfinished.space->identity;
+  const std::int64_t bytes = MemoryTier::Footprint(space, space.layers);
+  const std::int64_t most = options.limits.tenant_share.Of(levels[0].tier->capacity());
+  if (tenant.unfinished_bytes > 0 && bytes > most - tenant.unfinished_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("the ", Name(levels[0].tier->kind()), " tier: a snapshot takes ",
+                                                     bytes, " bytes; unfinished ones of the tenant take ",
+                                                     tenant.unfinished_bytes, " of the ", most,
+                                                     " bytes that they may"));
+  }
+  unfinished.room = bytes;
+  tenant.unfinished_bytes += bytes;
+  return absl::OkStatus();
+}
+
 absl::Status StoreState::MakeIndexRoomLocked(Aftermath& aftermath) {
   if (index.size() < options.limits.max_snapshots) return absl::OkStatus();
   SnapshotEntry* const victim = index.FirstEvictable();
@@ -176,6 +206,7 @@ void StoreState::FailPendingLocked(PendingSnapshot& unfinished, absl::string_vie
   unfinished.space->tenant.bytes -= unfinished.space->identity.snapshot_bytes();
   if (!unfinished.parts.empty()) ++counters.abandoned;
   unfinished.parts.clear();
+  unfinished.GiveBackRoom();
 }
 
 std::string StoreState::PinLocked(SpaceIndex& space, std::vector<std::shared_ptr<SnapshotEntry>> entries,

@@ -106,6 +106,11 @@ class StoreState {
 
   /// Takes `bytes` of the tenant's quota, evicting its least recently used snapshots; RESOURCE_EXHAUSTED names both.
   absl::Status ChargeLocked(TenantAccount& tenant, std::int64_t bytes, Aftermath& aftermath);
+  /// Whether the tenant may begin one more snapshot that comes part by part; RESOURCE_EXHAUSTED names what there are.
+  absl::Status CheckUnfinishedLocked(const TenantAccount& tenant) const;
+  /// Counts what it will take of the first tier as its tenant's: until it is finished that does not give way to others.
+  /// RESOURCE_EXHAUSTED names the tenant's share, what is taken of it and what is needed.
+  absl::Status TakeUnfinishedRoomLocked(PendingSnapshot& unfinished);
   /// Room for one more in the index.
   absl::Status MakeIndexRoomLocked(Aftermath& aftermath);
 

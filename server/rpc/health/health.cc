@@ -5,6 +5,7 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/slice.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -52,6 +53,9 @@ grpc::ByteBuffer EncodeResponse(Health::Status status) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
+/// "ipv4:10.1.0.7", "ipv6:[...]" or "unix" of a call's peer, which has a port or a path behind that.
+std::string HostOf(const std::string& peer) { return peer.substr(0, peer.rfind(':')); }
+
 }  // namespace
 
 /// A Check, or a Watch. On the wire the client sends one message; this takes part in it as in a stream, so that it is
@@ -60,20 +64,30 @@ class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
  public:
   HealthCall(Health& health, grpc::CallbackServerContext& context, bool watches)
       : health_(health), context_(context), watches_(watches), link_(std::make_shared<Link<HealthCall>>(this)) {
-    std::shared_ptr<Link<HealthCall>> oldest;
+    Health::Call oldest;
     {
       const std::lock_guard lock(mutex_);  // what has been set up is visible to whoever takes it next
-      const std::lock_guard health_lock(health_.mutex_);
-      if (health_.unfinished_.size() >= Health::kMaxUnfinished) {
-        oldest = std::move(health_.unfinished_.front());
-        health_.unfinished_.pop_front();
-      }
-      health_.unfinished_.push_back(link_);
+      oldest = health_.Add(link_, health_.unfinished_);
       StartRead(&frame_);
     }
-    if (oldest == nullptr) return;
-    oldest->Use([](HealthCall& call) { call.MakeRoom(); });
+    if (oldest != nullptr) oldest->Use([](HealthCall& call) { call.MakeRoom(Health::kMaxMomentary); });
   }
+
+  /// Ends it: its message has not come, and `most` such calls are all that there may be.
+  void MakeRoom(std::size_t most) {
+    const std::lock_guard lock(mutex_);
+    RefuseLocked(
+        absl::StrCat(most, " calls to the health service have not sent their whole message; there may be ", most));
+  }
+
+  /// The same of a watch, whose host has so many.
+  void MakeRoomForOthers(std::size_t of_host) {
+    const std::lock_guard lock(mutex_);
+    RefuseWatchLocked(of_host);
+  }
+
+  /// Ends it without its client's help.
+  void CutOff() { context_.TryCancel(); }
 
   /// The status may have changed.
   void Wake() {
@@ -87,7 +101,7 @@ class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     if (finished_) return;
     if (!service_.has_value()) return TakeRequestLocked(ok);
     if (ok) return FinishLocked({grpc::StatusCode::INVALID_ARGUMENT, "there is a second message"});
-    LeaveLocked(health_.unfinished_);  // nothing more can come
+    Leave(health_.unfinished_);  // nothing more can come
   }
 
   void OnWriteDone(bool ok) override {
@@ -104,9 +118,9 @@ class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void OnDone() override {
     {
       const std::lock_guard lock(mutex_);
-      LeaveLocked(health_.unfinished_);
-      LeaveLocked(health_.unread_);
-      LeaveLocked(health_.watches_);
+      Leave(health_.unfinished_);
+      Leave(health_.unread_);
+      if (!host_.empty()) health_.RemoveWatch(host_, link_);
     }
     link_->Cut();
     delete this;
@@ -127,19 +141,14 @@ class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   void WatchLocked() {
-    if (!AddWatch()) {
-      return RefuseLocked(absl::StrCat("there are ", Health::kMaxWatches, " watchers of the health; there may be ",
-                                       Health::kMaxWatches));
+    host_ = HostOf(context_.peer());
+    const Health::Crowd crowd = health_.AddWatch(host_, link_);
+    if (crowd.to_go == link_) return RefuseWatchLocked(crowd.of_host);
+    if (crowd.to_go != nullptr) {  // one that was there before, and waits for nobody who comes after
+      crowd.to_go->Use([&crowd](HealthCall& call) { call.MakeRoomForOthers(crowd.of_host); });
     }
     StartRead(&frame_);  // for the end: until then the client may send
     WriteNextLocked();
-  }
-
-  bool AddWatch() {
-    const std::lock_guard lock(health_.mutex_);
-    if (health_.watches_.size() >= Health::kMaxWatches) return false;
-    health_.watches_.push_back(link_);
-    return true;
   }
 
   void WriteNextLocked() {
@@ -152,11 +161,9 @@ class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     StartWrite(&response_);
   }
 
-  void MakeRoom() {
-    const std::lock_guard lock(mutex_);
-    RefuseLocked(absl::StrCat(Health::kMaxUnfinished,
-                              " calls to the health service have not sent their whole message; there may be ",
-                              Health::kMaxUnfinished));
+  void RefuseWatchLocked(std::size_t of_host) {
+    RefuseLocked(absl::StrCat("there are ", Health::kMaxWatches, " watchers of the health, ", of_host,
+                              " of them of this host; there may be ", Health::kMaxWatches));
   }
 
   void RefuseLocked(absl::string_view why) {
@@ -175,38 +182,58 @@ class HealthCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   /// Its status is all that comes now.
   void EndLocked() {
     finished_ = true;
-    std::shared_ptr<Link<HealthCall>> oldest;
-    {
-      const std::lock_guard lock(health_.mutex_);
-      health_.unfinished_.remove(link_);
-      health_.unread_.push_back(link_);
-      if (health_.unread_.size() > Health::kMaxUnread) {
-        oldest = std::move(health_.unread_.front());
-        health_.unread_.pop_front();
-      }
+    Leave(health_.unfinished_);
+    if (const Health::Call oldest = health_.Add(link_, health_.unread_); oldest != nullptr) {
+      oldest->Use([](HealthCall& call) { call.CutOff(); });
     }
-    if (oldest == nullptr) return;
-    oldest->Use([](HealthCall& call) { call.context_.TryCancel(); });
   }
 
-  void LeaveLocked(Health::Calls& calls) {
+  void Leave(Health::Passing& calls) {
     const std::lock_guard lock(health_.mutex_);
-    calls.remove(link_);
+    calls.Remove(link_);
   }
 
   Health& health_;
   grpc::CallbackServerContext& context_;
   const bool watches_;
-  const std::shared_ptr<Link<HealthCall>> link_;
+  const Health::Call link_;
 
   std::mutex mutex_;  // guards what follows
   grpc::ByteBuffer frame_;
   std::optional<std::string> service_;  // once the request is there
+  std::string host_;                    // of a watch, once it is one
   std::optional<Health::Status> told_;
   grpc::ByteBuffer response_;
   bool in_flight_ = false;
   bool finished_ = false;
 };
+
+Health::Call Health::Passing::Add(Call call, absl::Time now) {
+  Call oldest;
+  if (calls_.size() >= kMaxMomentary) {
+    oldest = std::move(calls_.front().call);
+    calls_.pop_front();
+  }
+  calls_.push_back({std::move(call), now});
+  return oldest;
+}
+
+void Health::Passing::Remove(const Call& call) {
+  calls_.remove_if([&call](const Entry& entry) { return entry.call == call; });
+}
+
+std::vector<Health::Call> Health::Passing::TakeOverdue(absl::Time now) {
+  std::vector<Call> overdue;
+  for (; due() <= now; calls_.pop_front()) overdue.push_back(std::move(calls_.front().call));
+  return overdue;
+}
+
+absl::Time Health::Passing::due() const {
+  return calls_.size() > most_ ? calls_.front().since + kMoment : absl::InfiniteFuture();
+}
+
+Health::Health(RefusalMetrics& refusals, const cache::Clock& clock)
+    : refusals_(refusals), clock_(clock), overdue_(clock, [this] { return EndOverdue(); }) {}
 
 void Health::Set(const std::string& service, bool serving) {
   {
@@ -231,13 +258,73 @@ Health::Status Health::Get(absl::string_view service) const {
   return found->second ? Status::kServing : Status::kNotServing;
 }
 
-void Health::WakeWatches() const {
-  Calls watches;
+Health::Call Health::Add(const Call& call, Passing& calls) {
+  Call oldest;
+  absl::Time due;
   {
     const std::lock_guard lock(mutex_);
-    watches = watches_;
+    oldest = calls.Add(call, clock_.Now());
+    due = calls.due();
   }
-  for (const std::shared_ptr<Link<HealthCall>>& watch : watches) {
+  overdue_.Expect(due);
+  return oldest;
+}
+
+Health::Crowd Health::AddWatch(const std::string& host, const Call& call) {
+  const std::lock_guard lock(mutex_);
+  Crowd crowd;
+  if (watch_count_ >= kMaxWatches) {
+    const auto most = std::max_element(watches_.begin(), watches_.end(),
+                                       [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+    crowd.of_host = most->second.size();
+    const auto own = watches_.find(host);
+    if (own != watches_.end() && own->second.size() >= crowd.of_host) {
+      crowd.to_go = call;
+      return crowd;
+    }
+    crowd.to_go = most->second.back();
+    RemoveWatchLocked(most->first, crowd.to_go);
+  }
+  watches_[host].push_back(call);
+  ++watch_count_;
+  return crowd;
+}
+
+void Health::RemoveWatch(const std::string& host, const Call& call) {
+  const std::lock_guard lock(mutex_);
+  RemoveWatchLocked(host, call);
+}
+
+void Health::RemoveWatchLocked(const std::string& host, const Call& call) {
+  const auto found = watches_.find(host);
+  if (found == watches_.end()) return;
+  watch_count_ -= found->second.remove(call);
+  if (found->second.empty()) watches_.erase(found);
+}
+
+absl::Time Health::EndOverdue() {
+  std::vector<Call> unfinished;
+  std::vector<Call> unread;
+  absl::Time next;
+  {
+    const std::lock_guard lock(mutex_);
+    const absl::Time now = clock_.Now();
+    unfinished = unfinished_.TakeOverdue(now);
+    unread = unread_.TakeOverdue(now);
+    next = std::min(unfinished_.due(), unread_.due());
+  }
+  for (const Call& call : unfinished) call->Use([](HealthCall& held) { held.MakeRoom(kMaxUnfinished); });
+  for (const Call& call : unread) call->Use([](HealthCall& held) { held.CutOff(); });
+  return next;
+}
+
+void Health::WakeWatches() const {
+  std::vector<Call> watches;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [host, calls] : watches_) watches.insert(watches.end(), calls.begin(), calls.end());
+  }
+  for (const Call& watch : watches) {
     watch->Use([](HealthCall& call) { call.Wake(); });
   }
 }

@@ -176,6 +176,34 @@ TEST_F(CatalogTest, OneTenantMayMakeOnlySomeOfTheCaches) {
   EXPECT_TRUE(catalog.CreateCache(Spec("c"), "another").ok());
 }
 
+TEST_F(CatalogTest, TheCachesOfOneTenantTakeSomeOfTheStateMemory) {
+  CatalogLimits limits = Limits();
+  limits.max_tenant_calls = 1;
+  limits.tenant_state_bytes = 2 * kCharge;
+  Catalog catalog(backend_, clock_, limits);
+  CacheSpec large = Spec("large");
+  large.geometry.slots = 3 * kSlots;
+  const absl::Status too_large = catalog.CreateCache(large, "one").status();
+  EXPECT_EQ(too_large.message(),
+            absl::StrCat("the cache needs ", large.geometry.memory_charge(), " bytes; ", 2 * kCharge,
+                         " of the tenant's ", 2 * kCharge, " bytes of state memory are free"));
+  EXPECT_FALSE(RetryAfterOf(too_large).has_value()) << "no use to try again";
+  ASSERT_TRUE(catalog.CreateCache(Spec("a"), "one").ok());
+  const std::shared_ptr<Session> user = *catalog.OpenSession("a", absl::ZeroDuration(), "test", "another");
+  CacheSpec two = Spec("two");
+  two.geometry.slots = 2 * kSlots;
+  const absl::Status refused = catalog.CreateCache(two, "one").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat(kCharge, " of the tenant's ", 2 * kCharge)));
+  EXPECT_TRUE(RetryAfterOf(refused).has_value());
+  EXPECT_EQ(catalog.state_memory_used(), kCharge) << "what was refused takes nothing";
+  EXPECT_TRUE(catalog.CreateCache(two, "another").ok());
+  EXPECT_TRUE(catalog.DeleteCache("two", false, [] {}).ok());
+  EXPECT_TRUE(catalog.CreateCache(two).ok()) << "the server's own";
+  ASSERT_TRUE(catalog.DeleteCache("a", true, [] {}).ok());
+  EXPECT_TRUE(catalog.DeleteCache("two", false, [] {}).ok());
+}
+
 TEST_F(CatalogTest, WhatATenantUsesIsOneForAllItsSessionsAndOutlivesThem) {
   EXPECT_EQ(catalog_.UseOf("one"), nullptr);
   CatalogLimits limits = Limits();

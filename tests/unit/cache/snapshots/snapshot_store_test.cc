@@ -261,6 +261,62 @@ TEST_F(SnapshotStoreTest, TheNumberOfUnfinishedSnapshotsIsBounded) {
   EXPECT_EQ(world.StorePart(kSession, 3, 64, 0)->result, SnapshotResult::kPending);
 }
 
+TEST_F(SnapshotStoreTest, UnfinishedSnapshotsOfOneTenantLeaveRoomForOthers) {
+  SnapshotWorld::Setup setup{.device = 4};
+  setup.options.limits.tenant_share.percent = 50;
+  SnapshotWorld world(std::move(setup));
+  const SnapshotSpace others = TestSpace("another");
+  for (const std::int64_t number : {1, 2}) {
+    ASSERT_EQ(world.StorePart(kSession, number, 64, 0)->result, SnapshotResult::kPending);
+  }
+  for (const std::int64_t layer : {0, 1}) {
+    const absl::StatusOr<SnapshotOutcome> third = world.StorePart(kOther, 3, 64, layer);
+    ASSERT_TRUE(third.ok());
+    EXPECT_EQ(third->result, SnapshotResult::kNoSpace);
+    EXPECT_EQ(third->message,
+              "the device tier: a snapshot takes 1024 bytes; unfinished ones of the tenant take 2048 of the 2048 bytes "
+              "that they may");
+  }
+  for (const std::int64_t number : {1, 2}) {
+    EXPECT_EQ(world.StoreParts(kOther, number, 64, others).result, SnapshotResult::kStored);
+  }
+  EXPECT_EQ(world.StorePart(kSession, 1, 64, 1)->result, SnapshotResult::kStored);
+  EXPECT_EQ(world.StorePart(kOther, 4, 64, 0)->result, SnapshotResult::kPending) << "a finished one is not counted";
+  world.store->EndSession(kOther);
+  EXPECT_EQ(world.StorePart(kSession, 5, 64, 0)->result, SnapshotResult::kPending);
+  world.store->EndSession(kSession);
+  for (const std::int64_t number : {6, 7}) {
+    EXPECT_EQ(world.StorePart(kSession, number, 64, 0)->result, SnapshotResult::kPending) << "all of it is free again";
+  }
+}
+
+TEST_F(SnapshotStoreTest, AnUnfinishedSnapshotOfAnySizeMayBeTheOnlyOneOfItsTenant) {
+  SnapshotWorld::Setup setup{.device = 3};
+  setup.options.limits.tenant_share.percent = 10;
+  SnapshotWorld world(std::move(setup));
+  EXPECT_EQ(world.StorePart(kSession, 1, 64, 0)->result, SnapshotResult::kPending);
+  EXPECT_EQ(world.StorePart(kSession, 2, 64, 0)->result, SnapshotResult::kNoSpace);
+  EXPECT_EQ(world.StorePart(kSession, 1, 64, 1)->result, SnapshotResult::kStored);
+  EXPECT_EQ(world.StorePart(kSession, 3, 64, 0)->result, SnapshotResult::kPending);
+}
+
+TEST_F(SnapshotStoreTest, TheNumberOfUnfinishedSnapshotsOfOneTenantIsBounded) {
+  SnapshotWorld::Setup setup{.device = 100};
+  setup.options.limits.max_pending = 4;
+  setup.options.limits.tenant_share.percent = 50;
+  SnapshotWorld world(std::move(setup));
+  for (const std::int64_t number : {1, 2}) {
+    ASSERT_EQ(world.StorePart(kSession, number, 64, 0)->result, SnapshotResult::kPending);
+  }
+  const absl::StatusOr<SnapshotOutcome> third = world.StorePart(kSession, 3, 64, 0);
+  ASSERT_TRUE(third.ok());
+  EXPECT_EQ(third->result, SnapshotResult::kNoSpace);
+  EXPECT_EQ(third->message, "the tenant has 2 unfinished snapshots; it may have at most 2");
+  EXPECT_EQ(world.StorePart(kOther, 1, 64, 0, TestSpace("another"))->result, SnapshotResult::kPending);
+  EXPECT_EQ(world.StorePart(kSession, 1, 64, 1)->result, SnapshotResult::kStored);
+  EXPECT_EQ(world.StorePart(kSession, 3, 64, 0)->result, SnapshotResult::kPending);
+}
+
 TEST_F(SnapshotStoreTest, WhenALayerFindsNoRoomTheOthersDoNotTryAgain) {
   SnapshotWorld world({.device = 2});
   // One and a half snapshots of what cannot go.
