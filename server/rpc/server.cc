@@ -96,6 +96,14 @@ absl::Status CannotListen(const std::vector<std::string>& addresses) {
   return absl::UnavailableError("cannot listen; gRPC has logged why");
 }
 
+// gRPC undoes a message's compression before it looks at the size, and a thousandth of it is enough for one: of the
+// largest message there would be 16 GiB. Tensors do not get smaller anyway.
+void RefuseCompression(grpc::ServerBuilder& builder) {
+  for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
+}
+
 // Files made while it lives, sockets too, are for this user only.
 class PrivateFiles {
  public:
@@ -209,6 +217,7 @@ absl::Status Server::Listen(const ServerOptions& options) {
   interceptors.push_back(metrics_.rpcs.MakeInterceptorFactory());
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   builder.SetResourceQuota(quota_);
+  RefuseCompression(builder);
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);  // each has threads of the quota, used or not
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);  // the engine bounds what it answers
@@ -249,6 +258,7 @@ absl::Status Server::ListenForAdmin(const std::string& address) {
   builder.AddListeningPort(address, access_->TcpCredentials(), &port);
   builder.RegisterService(&admin_health_service_);
   builder.SetResourceQuota(admin_quota_);
+  RefuseCompression(builder);
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);  // each has threads of the quota, used or not
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxAdminCalls);

@@ -112,6 +112,26 @@ TEST(UnfinishedCalls, WithoutCredentialsAreEndedBeforeTheirMessageIsTakenIn) {
   })) << calls.open();
 }
 
+// A message of 16 MiB may become 16 GiB.
+TEST(UnfinishedCalls, ThatAnnounceCompressedMessagesAreEndedBeforeTheyAreTakenIn) {
+  const test::ServerProcess server({"--admin=127.0.0.1:0"});
+  for (const std::string& address : {server.tcp_address(), test::ReadyValue(server, "admin")}) {
+    HalfSentCalls calls(address);
+    for (const char* encoding : {"gzip", "deflate"}) {
+      for (const char* method :
+           {"/grpc.health.v1.Health/Check", "/gdpcache.v1.StateCache/Prefill", "/gdpcache.v1.StateCache/WriteSlots",
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}) {
+        calls.Begin(method, 1'000, 100, {{"grpc-encoding", encoding}});
+      }
+    }
+    EXPECT_TRUE(test::Eventually([&] {
+      calls.Send(absl::Milliseconds(10));
+      return calls.open() == 0;
+    })) << calls.open();
+    EXPECT_TRUE(calls.connected());
+  }
+}
+
 TEST(UnfinishedCalls, OfWhateverKindTakeNoMoreThanGrpcMayKeep) {
   const test::ServerProcess server({"--rpc-memory=64MiB"});
   constexpr std::int64_t kSent = 15 * kMebibyte;
