@@ -28,7 +28,8 @@ constexpr cache::CatalogLimits kLimits = {.max_caches = 1000,
 constexpr cache::SnapshotLimits kSnapshotLimits = {.pinned_bytes = std::int64_t{1} << 30,
                                                    .max_watches = 10,
                                                    .max_pin_ttl = absl::Hours(1),
-                                                   .pending_timeout = absl::Minutes(1)};
+                                                   .pending_timeout = absl::Minutes(1),
+                                                   .tenant_share = {}};
 
 std::unique_ptr<kernels::Backend> CpuBackend() {
   auto backend = kernels::CreateBackend({.choice = kernels::BackendChoice::kCpu, .cpu_threads = 2, .cuda_device = 0});

@@ -145,11 +145,13 @@ class Leases {
 
   test::HeapBackend backend_;
   const cache::RealClock clock_;
-  std::unique_ptr<cache::SnapshotStore> store_ =
-      cache::SnapshotStore::Create(
-          backend_, clock_, Tiers(backend_),
-          {.limits = {.pinned_bytes = 1 << 20, .max_pin_ttl = absl::Hours(1), .pending_timeout = kLease}, .log = {}})
-          .value();
+  std::unique_ptr<cache::SnapshotStore> store_ = cache::SnapshotStore::Create(backend_, clock_, Tiers(backend_),
+                                                                              {.limits = {.pinned_bytes = 1 << 20,
+                                                                                          .max_pin_ttl = absl::Hours(1),
+                                                                                          .pending_timeout = kLease,
+                                                                                          .tenant_share = {}},
+                                                                               .log = {}})
+                                                     .value();
   cache::Catalog catalog_{backend_,
                           clock_,
                           {.max_caches = 1,
