@@ -2,11 +2,13 @@
 #define GDPCACHE_SERVER_RPC_UNARY_CALL_H_
 
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/engine/call.h"
+#include "server/engine/staging_pool.h"
 #include "server/rpc/call_log.h"
 #include "server/rpc/unary_reactor.h"
 
@@ -22,6 +24,9 @@ class UnaryCall final : public UnaryReactor {
   /// What the log is to say of it, before it runs or is answered.
   LoggedRpc& rpc() { return rpc_; }
 
+  /// Keeps what the answer takes counted until the client has taken it. Before it is sent.
+  void Keep(std::shared_ptr<engine::StagingAccount> account) { account_ = std::move(account); }
+
   /// Sends the answer. Once, on any thread.
   void Answer(const absl::Status& status);
 
@@ -33,6 +38,7 @@ class UnaryCall final : public UnaryReactor {
   void Cancelled() override;
 
   LoggedRpc rpc_;
+  std::shared_ptr<engine::StagingAccount> account_;
   std::shared_ptr<engine::Call> operation_;  // the mutex guards it
 };
 

@@ -2,6 +2,7 @@
 // that in bounds.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -156,6 +157,35 @@ TEST(UnfinishedCalls, HaveAllTheRoomThereIs) {
   calls.Send();
   EXPECT_EQ(calls.open(), 10u);
   EXPECT_EQ(calls.sent(), 150 * kMebibyte);
+}
+
+TEST(UntakenAnswers, CountAsStagingMemory) {
+  const test::ServerProcess server({"--staging-memory=4MiB"});
+  const auto channel = test::Connect(server.tcp_address());
+  test::ControlClient client(channel);
+  constexpr std::int64_t kSlots = 4'000;
+  client.CreateCache(test::ControlClient::SmallCache("a", kSlots));
+  const std::string session = client.OpenSession("a");
+  client.AcquireSlots(session, kSlots);
+  constexpr char kListSlots[] = "/gdpcache.v1.StateCache/ListSlots";
+  const std::string request =
+      "\x0a\x01"
+      "a";
+  std::optional<HalfSentCalls> calls(std::in_place, server.tcp_address(), HalfSentCalls::Answers::kRefused);
+  grpc::Status refused;
+  ASSERT_TRUE(test::Eventually([&] {
+    calls->BeginWhole(kListSlots, request);
+    calls->Send(absl::Milliseconds(5));
+    return !(refused = test::CallRaw(channel, kListSlots, request).status).ok();
+  }));
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("bytes of staging memory"));
+  const std::int64_t used = client.GetServerInfo().staging_used_bytes();  // is answered all the time
+  EXPECT_GT(used, 2 * kMebibyte);
+  EXPECT_LE(used, 4 * kMebibyte);
+  calls.reset();
+  EXPECT_TRUE(test::Eventually([&] { return test::CallRaw(channel, kListSlots, request).status.ok(); }));
+  EXPECT_TRUE(test::Eventually([&] { return client.GetServerInfo().staging_used_bytes() == 0; }));
 }
 
 TEST(Health, AnswersWhatIsNotItsProtocolWithAnError) {

@@ -95,10 +95,13 @@ void HalfSentCalls::Begin(absl::string_view method, std::int64_t announced, std:
   ++begun_;
 }
 
-void HalfSentCalls::BeginWhole(absl::string_view method) {
+void HalfSentCalls::BeginWhole(absl::string_view method, const std::string& message,
+                               const std::vector<std::pair<std::string, std::string>>& metadata) {
   const std::uint32_t stream = next_stream_;
-  Begin(method, 0, 0);
+  const auto size = static_cast<std::int64_t>(message.size());
+  Begin(method, size, size, metadata);
   calls_[stream].whole = true;
+  calls_[stream].message = message;
 }
 
 void HalfSentCalls::Send(absl::Duration idle) {
@@ -124,14 +127,14 @@ bool HalfSentCalls::SendSome() {
   for (auto& [stream, call] : calls_) {
     const std::int64_t prefix = call.announced ? 0 : 5;
     const std::int64_t bytes = std::min({call.left, call.window - prefix, window_ - prefix, kMostInFrame - prefix});
-    if (bytes < 0 || (bytes == 0 && (call.announced || !call.whole))) continue;
+    if (bytes < 0 || (call.whole && bytes < call.left) || (bytes == 0 && (call.announced || !call.whole))) continue;
     std::string payload;
     if (!call.announced) {
       payload.push_back('\0');  // not compressed
       Append(call.announcement, 4, payload);
       call.announced = true;
     }
-    payload.append(nothing, 0, static_cast<std::size_t>(bytes));
+    payload.append(call.whole ? call.message : nothing, 0, static_cast<std::size_t>(bytes));
     WriteFrame(kData, call.whole ? kEndStream : std::uint8_t{0}, stream, payload);
     call.left -= bytes;
     call.sent += bytes;

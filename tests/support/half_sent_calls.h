@@ -32,8 +32,9 @@ class HalfSentCalls {
   void Begin(absl::string_view method, std::int64_t announced, std::int64_t sent,
              const std::vector<std::pair<std::string, std::string>>& metadata = {});
 
-  /// The same with a message that is empty and whole, and the end behind it.
-  void BeginWhole(absl::string_view method);
+  /// The same with a short message that is whole, and the end behind it.
+  void BeginWhole(absl::string_view method, const std::string& message = "",
+                  const std::vector<std::pair<std::string, std::string>>& metadata = {});
 
   /// Sends what is to be sent, as the server's windows allow, and heeds what it says, until all has been sent or
   /// nothing has moved for `idle`.
@@ -55,6 +56,7 @@ class HalfSentCalls {
     std::int64_t window = 0;
     bool announced = false;
     bool whole = false;
+    std::string message = {};  // of one that is whole
     std::uint32_t announcement = 0;
   };
 

@@ -6,8 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
+
 namespace gdpcache::rpc {
 namespace {
+
+// A listed slot of a client with the longest name, as an object and on its way.
+constexpr std::int64_t kListedSlotBytes = 384;
 
 // The session a call names, with how long its answer is of use.
 absl::StatusOr<engine::CallContext> Context(cache::Catalog& catalog, const std::string& session,
@@ -62,13 +67,19 @@ absl::StatusOr<std::shared_ptr<engine::Call>> CopySlots(cache::Catalog& catalog,
 }
 
 absl::Status ListSlots(const cache::Catalog& catalog, const cache::Clock& clock, const std::string& tenant,
-                       bool everybody, const v1::ListSlotsRequest& request, v1::ListSlotsResponse& response) {
+                       bool everybody, const v1::ListSlotsRequest& request, ChargeAnswer charge,
+                       v1::ListSlotsResponse& response) {
   const absl::StatusOr<std::shared_ptr<cache::Cache>> cache = catalog.FindCache(request.cache());
   if (!cache.ok()) return cache.status();
+  const cache::SlotTable& slots = (*cache)->slots();
+  if (absl::Status status = charge(slots.counts().held * kListedSlotBytes); !status.ok()) return status;
   const absl::Time now = clock.Now();
-  for (const cache::SlotTable::Held& held : (*cache)->slots().ListHeld()) {
+  absl::flat_hash_map<cache::SessionKey, std::optional<cache::Catalog::Holder>> holders;
+  for (const cache::SlotTable::Held& held : slots.ListHeld()) {
+    const auto [known, is_new] = holders.try_emplace(held.session);
+    std::optional<cache::Catalog::Holder>& holder = known->second;
+    if (is_new) holder = catalog.FindHolder(held.session);
     // One whose session has just ended is on its way to the free ones.
-    const std::optional<cache::Catalog::Holder> holder = catalog.FindHolder(held.session);
     if (!holder.has_value() || (!everybody && holder->tenant != tenant)) continue;
     v1::SlotInfo& slot = *response.add_slots();
     slot.set_slot(held.slot);
@@ -77,7 +88,7 @@ absl::Status ListSlots(const cache::Catalog& catalog, const cache::Clock& clock,
     slot.set_max_position(held.max_position);
     slot.set_session_expires_in_ms(std::max<std::int64_t>(0, absl::ToInt64Milliseconds(holder->expires_at - now)));
   }
-  response.set_free_slots((*cache)->slots().free_count());
+  response.set_free_slots(slots.free_count());
   return absl::OkStatus();
 }
 

@@ -1,10 +1,12 @@
 #ifndef GDPCACHE_SERVER_RPC_CONTROL_SLOTS_H_
 #define GDPCACHE_SERVER_RPC_CONTROL_SLOTS_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -18,6 +20,9 @@
 namespace gdpcache::rpc {
 
 using CallDone = absl::AnyInvocable<void(absl::Status)>;
+
+/// Counts the bytes that an answer will take at most, until its client has taken it. RESOURCE_EXHAUSTED.
+using ChargeAnswer = absl::FunctionRef<absl::Status(std::int64_t bytes)>;
 
 /// For whom a call is made, and how long its answer is of use.
 struct CallOrigin {
@@ -42,9 +47,10 @@ absl::StatusOr<std::shared_ptr<engine::Call>> CopySlots(cache::Catalog& catalog,
                                                         const CallOrigin& origin, const v1::CopySlotsRequest& request,
                                                         CallDone done);
 
-/// Those of the tenant's sessions; of all where `everybody` is true.
+/// Those of the tenant's sessions; of all where `everybody` is true. An error of `charge` comes before any work.
 absl::Status ListSlots(const cache::Catalog& catalog, const cache::Clock& clock, const std::string& tenant,
-                       bool everybody, const v1::ListSlotsRequest& request, v1::ListSlotsResponse& response);
+                       bool everybody, const v1::ListSlotsRequest& request, ChargeAnswer charge,
+                       v1::ListSlotsResponse& response);
 
 }  // namespace gdpcache::rpc
 

@@ -19,6 +19,7 @@ using cache::InvalidField;
 constexpr int kMaxKeys = 65'536;  // of one call
 constexpr std::int64_t kDefaultPage = 1'000;
 constexpr std::int64_t kMaxPage = 10'000;
+constexpr std::int64_t kListedSnapshotBytes = 384;  // with the longest key, as an object and on its way
 
 using Keys = google::protobuf::RepeatedPtrField<std::string>;
 
@@ -161,7 +162,8 @@ absl::Status DeleteSnapshots(const SnapshotPlane& plane, const std::string& tena
 }
 
 absl::Status ListSnapshots(const SnapshotPlane& plane, const std::string& tenant,
-                           const v1::ListSnapshotsRequest& request, v1::ListSnapshotsResponse& response) {
+                           const v1::ListSnapshotsRequest& request, ChargeAnswer charge,
+                           v1::ListSnapshotsResponse& response) {
   const absl::StatusOr<cache::SnapshotSpace> space = SpaceOf(plane.catalog, request.cache(), tenant);
   if (!space.ok()) return space.status();
   const std::int64_t page = request.page_size() == 0 ? kDefaultPage : request.page_size();
@@ -172,6 +174,7 @@ absl::Status ListSnapshots(const SnapshotPlane& plane, const std::string& tenant
   if (!after.ok()) return after.status();
   // One more than the page tells whether there is another.
   const std::vector<cache::SnapshotSummary> found = plane.store.List(*space, *after, page + 1);
+  if (absl::Status status = charge(std::ssize(found) * kListedSnapshotBytes); !status.ok()) return status;
   const absl::Time now = plane.clock.Now();
   for (const cache::SnapshotSummary& snapshot : found) {
     if (response.snapshots_size() == page) break;

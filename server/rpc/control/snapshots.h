@@ -44,7 +44,8 @@ absl::Status UnpinSnapshots(const SnapshotPlane& plane, const std::string& tenan
 absl::Status DeleteSnapshots(const SnapshotPlane& plane, const std::string& tenant,
                              const v1::DeleteSnapshotsRequest& request, v1::DeleteSnapshotsResponse& response);
 absl::Status ListSnapshots(const SnapshotPlane& plane, const std::string& tenant,
-                           const v1::ListSnapshotsRequest& request, v1::ListSnapshotsResponse& response);
+                           const v1::ListSnapshotsRequest& request, ChargeAnswer charge,
+                           v1::ListSnapshotsResponse& response);
 
 }  // namespace gdpcache::rpc
 

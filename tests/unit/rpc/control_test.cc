@@ -142,6 +142,28 @@ TEST_F(ControlTest, KeepAliveRenewsTheLease) {
   EXPECT_EQ(KeepAlive(catalog_, "default", request, response).code(), absl::StatusCode::kNotFound);
 }
 
+/// Answers are not counted.
+absl::Status ForNothing(std::int64_t /*bytes*/) { return absl::OkStatus(); }
+
+TEST_F(ControlTest, AListOfSlotsIsNotMadeWhereThereIsNoRoomForIt) {
+  v1::CreateCacheResponse created;
+  ASSERT_TRUE(CreateCache(catalog_, /*tenant=*/"", SmallCache(), created).ok());
+  const std::shared_ptr<cache::Session> session = catalog_.FindSession(Open(), cache::kDefaultTenant).value();
+  ASSERT_TRUE(session->cache()->slots().Acquire(session->key(), 2).ok());
+  v1::ListSlotsRequest request;
+  request.set_cache("a");
+  v1::ListSlotsResponse response;
+  std::int64_t charged = 0;
+  const auto refuse = [&charged](std::int64_t bytes) {
+    charged = bytes;
+    return absl::ResourceExhaustedError("full");
+  };
+  EXPECT_EQ(ListSlots(catalog_, clock_, "default", false, request, refuse, response).message(), "full");
+  EXPECT_EQ(response.ByteSizeLong(), 0u);
+  ASSERT_TRUE(ListSlots(catalog_, clock_, "default", false, request, ForNothing, response).ok());
+  EXPECT_GE(charged, static_cast<std::int64_t>(response.ByteSizeLong()));
+}
+
 TEST_F(ControlTest, ListedSlotsTellWhoHoldsThemAndForHowLong) {
   v1::CreateCacheResponse created;
   ASSERT_TRUE(CreateCache(catalog_, /*tenant=*/"", SmallCache(), created).ok());
@@ -154,7 +176,7 @@ TEST_F(ControlTest, ListedSlotsTellWhoHoldsThemAndForHowLong) {
   v1::ListSlotsRequest request;
   request.set_cache("a");
   v1::ListSlotsResponse response;
-  ASSERT_TRUE(ListSlots(catalog_, clock_, "default", false, request, response).ok());
+  ASSERT_TRUE(ListSlots(catalog_, clock_, "default", false, request, ForNothing, response).ok());
   EXPECT_EQ(response.free_slots(), 2);
   ASSERT_THAT(response.slots(), SizeIs(2));
   EXPECT_EQ(response.slots(1).slot(), 1);
@@ -175,7 +197,7 @@ TEST_F(ControlTest, SlotsOfOtherTenantsAreShownToWhomTheyConcern) {
   request.set_cache("a");
   const auto seen_by = [&](const std::string& tenant, bool everybody) {
     v1::ListSlotsResponse response;
-    EXPECT_TRUE(ListSlots(catalog_, clock_, tenant, everybody, request, response).ok());
+    EXPECT_TRUE(ListSlots(catalog_, clock_, tenant, everybody, request, ForNothing, response).ok());
     EXPECT_EQ(response.free_slots(), 2);
     std::vector<std::string> names;
     for (const v1::SlotInfo& slot : response.slots()) names.push_back(slot.client_name());

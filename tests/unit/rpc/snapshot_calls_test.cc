@@ -111,7 +111,8 @@ class SnapshotCallsTest : public ::testing::Test {
     request.set_page_size(page_size);
     request.set_page_token(token);
     v1::ListSnapshotsResponse response;
-    EXPECT_TRUE(ListSnapshots(plane_, tenant, request, response).ok());
+    const auto for_nothing = [](std::int64_t /*bytes*/) { return absl::OkStatus(); };
+    EXPECT_TRUE(ListSnapshots(plane_, tenant, request, for_nothing, response).ok());
     return response;
   }
 
