@@ -17,7 +17,6 @@
 /// Several callers of one cache, whose calls wait at the same time and may share a launch.
 namespace gdpcache::engine {
 
-using Slots = std::vector<std::int64_t>;
 using Result = absl::StatusOr<PrefillResult>;
 
 /// Holds the backend's first launch up until it is opened.
@@ -72,13 +71,9 @@ inline std::shared_ptr<cache::Cache> FreeCache(World& world) {
 struct Caller {
   Caller(World& world, const cache::Cache& cache, testing::Problem the_problem)
       : session(world.OpenSessionOn(cache)), problem(std::move(the_problem)) {
-    Outcome<absl::Status> acquired;
-    const auto acquire = world.engine->AcquireSlots({.session = session}, problem.sequences(), [&](const auto& result) {
-      if (result.ok()) slots = *result;
-      acquired.Set(result.status());
-    });
-    (*acquire)->Start();
-    EXPECT_EQ(acquired.Take(), absl::OkStatus());
+    const absl::StatusOr<Slots> acquired = Acquire(world, session, problem.sequences());
+    EXPECT_TRUE(acquired.ok()) << acquired.status();
+    slots = acquired.value_or(Slots());
   }
 
   PrefillRequest Request() const {

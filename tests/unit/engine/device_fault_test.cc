@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "server/engine/slot_memory.h"
-#include "tests/support/eventually.h"
 #include "tests/unit/engine/engine_world.h"
 
 /// Every operation of the backend fails once at each of its turns in each kind of call, and the device is lost there.
@@ -26,10 +25,6 @@ using testing::Problem;
 
 constexpr EngineOptions kSmallSegments = {.workers = 1, .segment_bytes = std::int64_t{16} << 10};
 constexpr std::int64_t kAuxiliary = 7;
-
-constexpr Operation kAllOperations[] = {Operation::kAllocate,  Operation::kRunRecurrence, Operation::kCopyStates,
-                                        Operation::kCopyBytes, Operation::kZeroBytes,     Operation::kFindNonFinite,
-                                        Operation::kRecord,    Operation::kSynchronize};
 
 /// A session with states in its slots, and a snapshot of one of them.
 struct Scene {
@@ -71,12 +66,6 @@ struct Scene {
     return RunStreamed(world, session, problem, request, 1, 50, more).status();
   }
 
-  bool NothingUnderWay() {
-    return world.engine->staging().used() == 0 && world.engine->device_staging().used() == 0 &&
-           world.engine->admission().calls() == 0 &&
-           test::Eventually([this] { return world.engine->load().running == 0; });
-  }
-
   const Problem problem = SmallProblem();
   const std::vector<std::string> keys = {KeyOf("a"), KeyOf("b"), KeyOf("c"), KeyOf("d")};
   std::vector<std::byte> auxiliary{3 * kAuxiliary, std::byte{9}};
@@ -92,50 +81,19 @@ struct KindOfCall {
   std::function<absl::Status(Scene&)> run;
 };
 
-absl::Status Wait(const std::function<absl::StatusOr<std::shared_ptr<Call>>(Done)>& make) {
-  return Complete<absl::Status>(make);
-}
-
 absl::Status AcquireAnew(Scene& scene) {
-  // After a failure it is free already.
-  Wait([&](Done done) {
-    return scene.world.engine->ReleaseSlots({.session = scene.session}, {1}, std::move(done));
-  }).IgnoreError();
-  const auto slots = Complete<absl::StatusOr<std::vector<std::int64_t>>>(
-      [&](SlotsDone done) { return scene.world.engine->AcquireSlots({.session = scene.session}, 1, std::move(done)); });
+  Release(scene.world, scene.session, {1}).IgnoreError();  // after a failure it is free already
+  const absl::Status acquired = Acquire(scene.world, scene.session, 1).status();
   const cache::SlotTable::Counts counts = scene.session->cache()->slots().counts();
-  EXPECT_EQ(counts.free, slots.ok() ? 0 : 1);
+  EXPECT_EQ(counts.free, acquired.ok() ? 0 : 1);
   EXPECT_EQ(counts.held + counts.free, scene.session->cache()->geometry().slots);
-  return slots.status();
-}
-
-absl::Status ReadSlots(Scene& scene) {
-  CollectingPeer peer;
-  Outcome<absl::Status> outcome;
-  const auto call = scene.world.engine->ReadSlots(
-      {.session = scene.session}, {.slots = {0, 2}, .layers = {}}, [](const SlotContents&) {}, peer,
-      [&](absl::Status status) { outcome.Set(std::move(status)); });
-  if (!call.ok()) return call.status();
-  peer.SetCall(call->get());
-  (*call)->Start();
-  return outcome.Take();
+  return acquired;
 }
 
 absl::Status WriteSlots(Scene& scene) {
-  const cache::Geometry& geometry = scene.session->cache()->geometry();
-  const std::vector<std::int64_t> shape = {1, 1, geometry.heads, geometry.key_dim, geometry.value_dim};
-  const std::vector<std::byte> bytes(static_cast<std::size_t>(geometry.state_bytes()), std::byte{1});
-  WriteSlotsRequest request;
-  request.selection = {.slots = {1}, .layers = {0}};
-  request.state = {.present = true, .dtype = ElementType::kFloat32, .shape = shape};
-  Outcome<absl::Status> outcome;
-  const auto call = scene.world.engine->WriteSlots({.session = scene.session}, request,
-                                                   [&](absl::Status status) { outcome.Set(std::move(status)); });
-  if (!call.ok()) return call.status();
-  (*call)->Start();
-  Feed feed{.tensor = StreamTensor::kState, .data = bytes.data(), .size = geometry.state_bytes()};
-  if (Send(**call, feed, feed.size).ok()) (*call)->EndOfInput();
-  return outcome.Take();
+  const auto size = static_cast<std::size_t>(scene.session->cache()->geometry().state_bytes());
+  return Write(scene.world, scene.session, {.slots = {1}, .layers = {0}}, {},
+               std::vector<std::byte>(size, std::byte{1}), nullptr);
 }
 
 /// Brings a copy of the snapshot that there is, as a client would who has exported it.
@@ -187,18 +145,16 @@ std::vector<KindOfCall> KindsOfCalls() {
       {"acquisition", AcquireAnew},
       {"reset",
        [](Scene& scene) {
-         return Wait([&](Done done) {
-           return scene.world.engine->ResetSlots({.session = scene.session}, {0, 2}, std::move(done));
-         });
+         return Reset(scene.world, scene.session, {0, 2});
        }},
       {"copies in a circle",
        [](Scene& scene) {
-         return Wait([&](Done done) {
-           return scene.world.engine->CopySlots({.session = scene.session}, {{0, {1}}, {2, {0}}, {1, {2}}},
-                                                std::move(done));
-         });
+         return Copy(scene.world, scene.session, {{0, {1}}, {2, {0}}, {1, {2}}});
        }},
-      {"reading slots", ReadSlots},
+      {"reading slots",
+       [](Scene& scene) {
+         return Read(scene.world, scene.session, {.slots = {0, 2}, .layers = {}}).status;
+       }},
       {"writing slots", WriteSlots},
       {"saving",
        [](Scene& scene) {
@@ -235,7 +191,7 @@ class DeviceFault : public ::testing::TestWithParam<std::tuple<std::size_t, Memo
           break;
         }
         ++faults;
-        EXPECT_TRUE(scene.NothingUnderWay());
+        EXPECT_TRUE(NothingUnderWay(scene.world));
         check(scene, operation, status);
       }
     }
@@ -284,7 +240,7 @@ TEST_P(DeviceFault, AnErrorChangesNothing) {
                  EXPECT_EQ(scene.world.store->tiers()[0].used, scene.snapshot_bytes);
                  EXPECT_EQ(kind().run(scene), absl::OkStatus());  // and the slots are usable
                  EXPECT_EQ(Fingerprint(*scene.session->cache()), after());
-                 EXPECT_TRUE(scene.NothingUnderWay());
+                 EXPECT_TRUE(NothingUnderWay(scene.world));
                });
   }
 }
@@ -298,7 +254,7 @@ TEST_P(DeviceFault, ALossIsReportedAndLeavesNothingUnderWay) {
                EXPECT_GT(scene.world.losses.load(), 0);
                const absl::Status again = kind().run(scene);
                EXPECT_TRUE(again.ok() || absl::IsUnavailable(again)) << again;
-               EXPECT_TRUE(scene.NothingUnderWay());
+               EXPECT_TRUE(NothingUnderWay(scene.world));
              });
 }
 

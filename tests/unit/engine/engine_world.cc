@@ -8,6 +8,7 @@
 #include "server/cache/snapshots/memory_tier.h"
 #include "server/engine/slot_memory.h"
 #include "tests/reference/random_problem.h"
+#include "tests/support/eventually.h"
 
 namespace gdpcache::engine {
 
@@ -81,12 +82,7 @@ std::shared_ptr<cache::Session> World::OpenSession(const cache::Geometry& geomet
       catalog.CreateCache({.name = absl::StrCat("cache", caches++), .geometry = geometry, .fingerprint = ""});
   EXPECT_TRUE(created.ok()) << created.status();
   auto session = OpenSessionOn(*created->cache);
-  Outcome<absl::Status> outcome;
-  const auto call = engine->AcquireSlots({.session = session}, geometry.slots,
-                                         [&outcome](const auto& slots) { outcome.Set(slots.status()); });
-  EXPECT_TRUE(call.ok()) << call.status();
-  (*call)->Start();
-  EXPECT_EQ(outcome.Take(), absl::OkStatus());
+  EXPECT_EQ(Acquire(*this, session, geometry.slots).status(), absl::OkStatus());
   return session;
 }
 
@@ -158,6 +154,27 @@ Kept ContentOf(const cache::Cache& cache, std::int64_t slot) {
   return kept;
 }
 
+absl::StatusOr<Slots> Acquire(const World& world, const std::shared_ptr<cache::Session>& session, std::int64_t count) {
+  return Complete<absl::StatusOr<Slots>>(
+      [&](SlotsDone done) { return world.engine->AcquireSlots({.session = session}, count, std::move(done)); });
+}
+
+absl::Status Release(const World& world, const std::shared_ptr<cache::Session>& session, const Slots& slots) {
+  return Complete<absl::Status>(
+      [&](Done done) { return world.engine->ReleaseSlots({.session = session}, slots, std::move(done)); });
+}
+
+absl::Status Reset(const World& world, const std::shared_ptr<cache::Session>& session, const Slots& slots) {
+  return Complete<absl::Status>(
+      [&](Done done) { return world.engine->ResetSlots({.session = session}, slots, std::move(done)); });
+}
+
+absl::Status Copy(const World& world, const std::shared_ptr<cache::Session>& session,
+                  const std::vector<SlotCopyRequest>& copies) {
+  return Complete<absl::Status>(
+      [&](Done done) { return world.engine->CopySlots({.session = session}, copies, std::move(done)); });
+}
+
 absl::StatusOr<std::vector<cache::SnapshotOutcome>> Save(const World& world,
                                                          const std::shared_ptr<cache::Session>& session,
                                                          std::vector<SlotSaveRequest> saves) {
@@ -183,6 +200,12 @@ absl::StatusOr<Kept> ReadSnapshot(const World& world, const cache::Session& sess
     kept.auxiliary.emplace_back(static_cast<const char*>(part.auxiliary.data), part.auxiliary.size);
   }
   return kept;
+}
+
+bool NothingUnderWay(const World& world) {
+  return world.engine->staging().used() == 0 && world.engine->device_staging().used() == 0 &&
+         world.engine->admission().calls() == 0 &&
+         test::Eventually([&world] { return world.engine->load().running == 0; });
 }
 
 std::string KeyOf(const std::string& name) { return absl::StrCat("0123456789abcdef:", name); }
@@ -346,6 +369,60 @@ absl::Status SendAll(StreamedInput& call, CollectingPeer& peer, std::vector<Feed
   }
   call.EndOfInput();
   return absl::OkStatus();
+}
+
+ReadResult Read(const World& world, const std::shared_ptr<cache::Session>& session, const SlotSelection& selection) {
+  CollectingPeer peer;
+  ReadResult result;
+  Outcome<absl::Status> outcome;
+  const auto call = world.engine->ReadSlots(
+      {.session = session}, selection, [&](SlotContents contents) { result.contents = std::move(contents); }, peer,
+      [&](absl::Status status) { outcome.Set(std::move(status)); });
+  if (!call.ok()) {
+    result.status = call.status();
+    return result;
+  }
+  peer.SetCall(call->get());
+  (*call)->Start();
+  result.status = outcome.Take();
+  result.state = peer.Take(StreamTensor::kState);
+  result.auxiliary = peer.Take(StreamTensor::kAuxiliary);
+  return result;
+}
+
+absl::Status Write(const World& world, const std::shared_ptr<cache::Session>& session, const SlotSelection& selection,
+                   const std::vector<std::int64_t>& positions, const std::vector<std::byte>& state,
+                   const std::vector<std::byte>* auxiliary) {
+  constexpr std::int64_t kFrame = 50;
+  const cache::Geometry& geometry = session->cache()->geometry();
+  const auto slots = static_cast<std::int64_t>(selection.slots.size());
+  const auto layers = selection.layers.empty() ? geometry.layers : static_cast<std::int64_t>(selection.layers.size());
+  const std::vector<std::int64_t> state_shape = {slots, layers, geometry.heads, geometry.key_dim, geometry.value_dim};
+  const std::vector<std::int64_t> auxiliary_shape = {slots, layers, geometry.auxiliary_bytes};
+  WriteSlotsRequest request{.selection = selection, .positions = positions, .state = {}, .auxiliary = {}};
+  request.state = {.present = true, .dtype = ElementTypeOf(geometry.state_dtype), .shape = state_shape};
+  if (auxiliary != nullptr) {
+    request.auxiliary = {.present = true, .dtype = ElementType::kUint8, .shape = auxiliary_shape};
+  }
+  Outcome<absl::Status> outcome;
+  const auto call = world.engine->WriteSlots({.session = session}, request,
+                                             [&](absl::Status status) { outcome.Set(std::move(status)); });
+  if (!call.ok()) return call.status();
+  (*call)->Start();
+  std::vector<Feed> feeds = {
+      {.tensor = StreamTensor::kState, .data = state.data(), .size = static_cast<std::int64_t>(state.size())}};
+  if (auxiliary != nullptr) {
+    feeds.push_back({.tensor = StreamTensor::kAuxiliary,
+                     .data = auxiliary->data(),
+                     .size = static_cast<std::int64_t>(auxiliary->size())});
+  }
+  for (Feed& feed : feeds) {
+    while (feed.sent < feed.size) {
+      if (!Send(**call, feed, std::min(kFrame, feed.size - feed.sent)).ok()) return outcome.Take();
+    }
+  }
+  (*call)->EndOfInput();
+  return outcome.Take();
 }
 
 absl::StatusOr<Ran> RunStreamed(const World& world, std::shared_ptr<cache::Session> session, const Problem& problem,

@@ -102,7 +102,11 @@ struct World {
   int caches = 0;
 };
 
+using Slots = std::vector<std::int64_t>;
 using Operation = test::FaultInjectingBackend::Operation;
+inline constexpr Operation kAllOperations[] = {
+    Operation::kAllocate,  Operation::kRunRecurrence, Operation::kCopyStates, Operation::kCopyBytes,
+    Operation::kZeroBytes, Operation::kFindNonFinite, Operation::kRecord,     Operation::kSynchronize};
 
 /// A batch of three sequences that is several segments of 16 KiB; the middle one has no slot.
 testing::Problem SmallProblem();
@@ -129,12 +133,35 @@ struct Kept {
 /// What a slot holds, if all its layers are at one position. Only while no call runs.
 Kept ContentOf(const cache::Cache& cache, std::int64_t slot);
 
+/// These make the call and wait for its end.
+absl::StatusOr<Slots> Acquire(const World& world, const std::shared_ptr<cache::Session>& session, std::int64_t count);
+absl::Status Release(const World& world, const std::shared_ptr<cache::Session>& session, const Slots& slots);
+absl::Status Reset(const World& world, const std::shared_ptr<cache::Session>& session, const Slots& slots);
+absl::Status Copy(const World& world, const std::shared_ptr<cache::Session>& session,
+                  const std::vector<SlotCopyRequest>& copies);
+
+struct ReadResult {
+  absl::Status status;
+  SlotContents contents;
+  std::vector<std::byte> state;
+  std::vector<std::byte> auxiliary;
+};
+ReadResult Read(const World& world, const std::shared_ptr<cache::Session>& session, const SlotSelection& selection);
+
+/// Without auxiliary bytes where there is none of them given.
+absl::Status Write(const World& world, const std::shared_ptr<cache::Session>& session, const SlotSelection& selection,
+                   const std::vector<std::int64_t>& positions, const std::vector<std::byte>& state,
+                   const std::vector<std::byte>* auxiliary);
+
 absl::StatusOr<std::vector<cache::SnapshotOutcome>> Save(const World& world,
                                                          const std::shared_ptr<cache::Session>& session,
                                                          std::vector<SlotSaveRequest> saves);
 absl::StatusOr<std::vector<std::int64_t>> Restore(const World& world, const std::shared_ptr<cache::Session>& session,
                                                   std::vector<SlotRestoreRequest> restores);
 absl::StatusOr<Kept> ReadSnapshot(const World& world, const cache::Session& session, const std::string& key);
+
+/// Whether no call holds anything any more; waits for what runs.
+bool NothingUnderWay(const World& world);
 
 /// A key that tells tests apart.
 std::string KeyOf(const std::string& name);

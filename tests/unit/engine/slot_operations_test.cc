@@ -19,8 +19,6 @@
 namespace gdpcache::engine {
 namespace {
 
-using Slots = std::vector<std::int64_t>;
-
 cache::Geometry SmallGeometry(std::int64_t slots, kernels::DataType dtype = kernels::DataType::kFloat32) {
   return {.layers = 3,
           .slots = slots,
@@ -66,24 +64,6 @@ std::string ZeroContents(const cache::Cache& cache) {
     contents += '0';
   }
   return contents;
-}
-
-absl::StatusOr<Slots> Acquire(const World& world, const std::shared_ptr<cache::Session>& session, std::int64_t count) {
-  return Complete<absl::StatusOr<Slots>>(
-      [&](SlotsDone done) { return world.engine->AcquireSlots({.session = session}, count, std::move(done)); });
-}
-absl::Status Release(const World& world, const std::shared_ptr<cache::Session>& session, const Slots& slots) {
-  return Complete<absl::Status>(
-      [&](Done done) { return world.engine->ReleaseSlots({.session = session}, slots, std::move(done)); });
-}
-absl::Status Reset(const World& world, const std::shared_ptr<cache::Session>& session, const Slots& slots) {
-  return Complete<absl::Status>(
-      [&](Done done) { return world.engine->ResetSlots({.session = session}, slots, std::move(done)); });
-}
-absl::Status Copy(const World& world, const std::shared_ptr<cache::Session>& session,
-                  const std::vector<SlotCopyRequest>& copies) {
-  return Complete<absl::Status>(
-      [&](Done done) { return world.engine->CopySlots({.session = session}, copies, std::move(done)); });
 }
 
 TEST(AcquireSlots, AreZeroInEveryLayerWhateverTheirLastOwnerLeft) {
@@ -197,66 +177,6 @@ TEST(CopySlots, RefusesMoreThanThereAreSlots) {
             "copies has 5 entries with 0 destinations; the cache has 4 slots");
   EXPECT_EQ(Copy(world, session, {{0, {4, 5, 6, 7, 8}}}).message(),
             "copies has 1 entries with 5 destinations; the cache has 4 slots");
-}
-
-struct ReadResult {
-  absl::Status status;
-  SlotContents contents;
-  std::vector<std::byte> state;
-  std::vector<std::byte> auxiliary;
-};
-
-ReadResult Read(const World& world, const std::shared_ptr<cache::Session>& session, const SlotSelection& selection) {
-  CollectingPeer peer;
-  ReadResult result;
-  Outcome<absl::Status> outcome;
-  const auto call = world.engine->ReadSlots(
-      {.session = session}, selection, [&](SlotContents contents) { result.contents = std::move(contents); }, peer,
-      [&](absl::Status status) { outcome.Set(std::move(status)); });
-  if (!call.ok()) {
-    result.status = call.status();
-    return result;
-  }
-  peer.SetCall(call->get());
-  (*call)->Start();
-  result.status = outcome.Take();
-  result.state = peer.Take(StreamTensor::kState);
-  result.auxiliary = peer.Take(StreamTensor::kAuxiliary);
-  return result;
-}
-
-absl::Status Write(const World& world, const std::shared_ptr<cache::Session>& session, const SlotSelection& selection,
-                   const std::vector<std::int64_t>& positions, const std::vector<std::byte>& state,
-                   const std::vector<std::byte>* auxiliary, std::int64_t frame = 50) {
-  const cache::Geometry& geometry = session->cache()->geometry();
-  const auto slots = static_cast<std::int64_t>(selection.slots.size());
-  const auto layers = selection.layers.empty() ? geometry.layers : static_cast<std::int64_t>(selection.layers.size());
-  const std::vector<std::int64_t> state_shape = {slots, layers, geometry.heads, geometry.key_dim, geometry.value_dim};
-  const std::vector<std::int64_t> auxiliary_shape = {slots, layers, geometry.auxiliary_bytes};
-  WriteSlotsRequest request{.selection = selection, .positions = positions, .state = {}, .auxiliary = {}};
-  request.state = {.present = true, .dtype = ElementTypeOf(geometry.state_dtype), .shape = state_shape};
-  if (auxiliary != nullptr) {
-    request.auxiliary = {.present = true, .dtype = ElementType::kUint8, .shape = auxiliary_shape};
-  }
-  Outcome<absl::Status> outcome;
-  const auto call = world.engine->WriteSlots({.session = session}, request,
-                                             [&](absl::Status status) { outcome.Set(std::move(status)); });
-  if (!call.ok()) return call.status();
-  (*call)->Start();
-  std::vector<Feed> feeds = {
-      {.tensor = StreamTensor::kState, .data = state.data(), .size = static_cast<std::int64_t>(state.size())}};
-  if (auxiliary != nullptr) {
-    feeds.push_back({.tensor = StreamTensor::kAuxiliary,
-                     .data = auxiliary->data(),
-                     .size = static_cast<std::int64_t>(auxiliary->size())});
-  }
-  for (Feed& feed : feeds) {
-    while (feed.sent < feed.size) {
-      if (!engine::Send(**call, feed, std::min(frame, feed.size - feed.sent)).ok()) return outcome.Take();
-    }
-  }
-  (*call)->EndOfInput();
-  return outcome.Take();
 }
 
 TEST(ReadSlots, WhatIsReadCanBeWrittenElsewhere) {

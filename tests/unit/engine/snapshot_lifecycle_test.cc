@@ -16,7 +16,6 @@
 #include "server/engine/slot_memory.h"
 #include "tests/reference/numbers.h"
 #include "tests/unit/engine/engine_world.h"
-#include "tests/unit/engine/test_tiers.h"
 
 /// What becomes of a prefill's snapshots when it waits, is cancelled, expires or fails, at every stage.
 namespace gdpcache::engine {

@@ -204,7 +204,8 @@ TEST(RestoreSnapshots, MoreThanFitIntoMemoryTogetherAreRefusedAndNothingChanges)
     for (const cache::TierKind kind : {cache::TierKind::kDevice, cache::TierKind::kHost}) {
       tiers.push_back({std::make_unique<cache::MemoryTier>(backend, kind, 2 * snapshot), 0, 0});
     }
-    tiers.push_back({std::make_unique<SlowTier>(backend), std::int64_t{1} << 40, std::int64_t{1} << 40});
+    constexpr std::int64_t kPlenty = std::int64_t{1} << 30;
+    tiers.push_back({std::make_unique<test::FaultInjectingTier>(backend, kPlenty), kPlenty, kPlenty});
     return tiers;
   });
   std::vector<SlotRestoreRequest> restores;
@@ -221,8 +222,10 @@ TEST(RestoreSnapshots, MoreThanFitIntoMemoryTogetherAreRefusedAndNothingChanges)
 }
 
 TEST(RestoreSnapshots, DamagedOnesAreDataLossAndNothingChanges) {
-  const Scene scene(Memory::kUnified,
-                    TiersDownTo(cache::TierKind::kDisk, [] { return absl::DataLossError("a bit has flipped"); }));
+  const Scene scene(Memory::kUnified, TiersDownTo(cache::TierKind::kDisk, [](test::FaultInjectingTier& disk) {
+                      disk.FailAfter(test::FaultInjectingTier::Operation::kLoad, 0,
+                                     absl::DataLossError("a bit has flipped"), /*repeats=*/true);
+                    }));
   ASSERT_TRUE(scene.Save({{2, KeyOf("a")}}).ok());
   WaitUntilAllIn(scene.world, scene.session, cache::TierKind::kDisk);
   const std::size_t before = Fingerprint(scene.cache());
@@ -235,11 +238,12 @@ TEST(RestoreSnapshots, DamagedOnesAreDataLossAndNothingChanges) {
 /// A snapshot of slot 2 whose loading is held up.
 struct Loading {
   Loading()
-      : scene(Memory::kUnified, TiersDownTo(cache::TierKind::kDisk, [this] {
-                if (!first.exchange(false)) return absl::OkStatus();
-                entered.Set(true);
-                leave.Take();
-                return absl::OkStatus();
+      : scene(Memory::kUnified, TiersDownTo(cache::TierKind::kDisk, [this](test::FaultInjectingTier& disk) {
+                disk.BeforeEach(test::FaultInjectingTier::Operation::kLoad, [this] {
+                  if (!first.exchange(false)) return;
+                  entered.Set(true);
+                  leave.Take();
+                });
               })) {
     EXPECT_TRUE(scene.Save({{2, KeyOf("a")}}).ok());
     WaitUntilAllIn(scene.world, scene.session, cache::TierKind::kDisk);
@@ -266,10 +270,7 @@ struct Loading {
 TEST(RestoreSnapshots, OthersUseTheSlotsWhileASnapshotIsLoaded) {
   Loading loading;
   loading.Start();
-  EXPECT_EQ(Complete<absl::Status>([&](Done done) {
-              return loading.scene.world.engine->ResetSlots({.session = loading.scene.session}, {0}, std::move(done));
-            }),
-            absl::OkStatus());
+  EXPECT_EQ(Reset(loading.scene.world, loading.scene.session, {0}), absl::OkStatus());
   EXPECT_FALSE(loading.outcome.IsSet());
   loading.leave.Set(true);
   EXPECT_THAT(loading.outcome.Take().value(), ElementsAre(200));

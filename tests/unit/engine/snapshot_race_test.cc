@@ -152,10 +152,7 @@ class Client {
       if (expected[0] > table.Position(kLayers - 1 - layer, slot)) continue;  // the other one first
       const std::int64_t step = expected[0] / kBlock;
       if (step == kSteps) {
-        EXPECT_EQ(Complete<absl::Status>([&](Done done) {
-                    return world_.engine->ResetSlots({.session = session_}, {slot}, std::move(done));
-                  }),
-                  absl::OkStatus());
+        EXPECT_EQ(Reset(world_, session_, {slot}), absl::OkStatus());
         return;
       }
       const bool streamed = Draw(3) == 0;
@@ -221,10 +218,7 @@ class Client {
   void Fork() {
     const std::int64_t source = Draw(kSharedSlots);
     const std::int64_t destination = Draw(kSharedSlots);
-    EXPECT_EQ(Complete<absl::Status>([&](Done done) {
-                return world_.engine->CopySlots({.session = session_}, {{source, {destination}}}, std::move(done));
-              }),
-              absl::OkStatus());
+    EXPECT_EQ(Copy(world_, session_, {{source, {destination}}}), absl::OkStatus());
   }
 
   void Check(const std::string& key) {
