@@ -24,7 +24,6 @@ namespace gdpcache::engine {
 namespace {
 
 using testing::Problem;
-using Slots = std::vector<std::int64_t>;
 
 constexpr EngineOptions kSmallSegments = {.segment_bytes = std::int64_t{16} << 10};
 constexpr std::int64_t kAuxiliary = 7;
@@ -48,30 +47,22 @@ struct Scene {
     return request;
   }
 
+  Feed AuxiliaryFeed() {
+    return {.tensor = StreamTensor::kAuxiliary,
+            .data = auxiliary.data(),
+            .size = static_cast<std::int64_t>(auxiliary.size())};
+  }
+
   std::vector<Feed> Feeds() {
     std::vector<Feed> feeds = FeedsOf(problem);
-    feeds.push_back({.tensor = StreamTensor::kAuxiliary,
-                     .data = auxiliary.data(),
-                     .size = static_cast<std::int64_t>(auxiliary.size())});
+    feeds.push_back(AuxiliaryFeed());
     return feeds;
   }
 
   absl::Status RunUnary(PrefillRequest request) { return engine::RunUnary(world, session, problem, request).status(); }
 
   absl::Status RunStreamed(PrefillRequest request) {
-    std::mt19937_64 random(1);
-    CollectingPeer peer;
-    Outcome<absl::StatusOr<PrefillResult>> outcome;
-    const auto call =
-        world.engine->PrefillStream({.session = session}, request, peer, [&](absl::StatusOr<PrefillResult> result) {
-          peer.InputWanted();  // whoever waits for it shall see the end
-          outcome.Set(std::move(result));
-        });
-    if (!call.ok()) return call.status();
-    peer.SetCall(call->get());
-    (*call)->Start();
-    (void)SendAll(**call, peer, Feeds(), random, 50);
-    return outcome.Take().status();
+    return engine::RunStreamed(world, session, problem, request, 1, 50, {AuxiliaryFeed()}).status();
   }
 
   void ExpectUntouched() {
@@ -355,42 +346,47 @@ TEST(Cancel, BeforeTheStartEndsTheCallWhenItStarts) {
   EXPECT_EQ(outcome.Take(), absl::CancelledError("early"));
 }
 
-TEST(Cancel, AStreamBetweenItsSegmentsChangesNothing) {
-  Scene scene;
+/// A streamed prefill of the scene that has been started.
+struct Streaming {
+  explicit Streaming(Scene& scene) {
+    auto made = scene.world.engine->PrefillStream({.session = scene.session}, scene.Request(TensorTransport::kStream),
+                                                  peer, [this](const absl::StatusOr<PrefillResult>& result) {
+                                                    peer.InputWanted();  // whoever waits for it shall see the end
+                                                    outcome.Set(result.status());
+                                                  });
+    EXPECT_TRUE(made.ok()) << made.status();
+    call = *std::move(made);
+    peer.SetCall(call.get());
+    call->Start();
+  }
   CollectingPeer peer;
   Outcome<absl::Status> outcome;
-  const auto call =
-      scene.world.engine->PrefillStream({.session = scene.session}, scene.Request(TensorTransport::kStream), peer,
-                                        [&](absl::StatusOr<PrefillResult> result) { outcome.Set(result.status()); });
-  ASSERT_TRUE(call.ok());
-  peer.SetCall(call->get());
-  (*call)->Start();
+  std::shared_ptr<StreamedPrefill> call;
+};
+
+TEST(Cancel, AStreamBetweenItsSegmentsChangesNothing) {
+  Scene scene;
+  Streaming stream(scene);
   std::vector<Feed> feeds = scene.Feeds();
-  for (Feed& feed : feeds) ASSERT_TRUE(Send(**call, feed, feed.size - 1).ok());
-  (*call)->Cancel(absl::CancelledError("gone"));
-  EXPECT_EQ(outcome.Take(), absl::CancelledError("gone"));
+  for (Feed& feed : feeds) ASSERT_TRUE(Send(*stream.call, feed, feed.size - 1).ok());
+  stream.call->Cancel(absl::CancelledError("gone"));
+  EXPECT_EQ(stream.outcome.Take(), absl::CancelledError("gone"));
   scene.ExpectUntouched();
-  EXPECT_EQ((*call)->Place(StreamTensor::kK, 0, 1).status(), absl::CancelledError("gone"));
+  EXPECT_EQ(stream.call->Place(StreamTensor::kK, 0, 1).status(), absl::CancelledError("gone"));
   EXPECT_TRUE(scene.RunUnary(scene.Request(TensorTransport::kInline)).ok());
 }
 
 TEST(Cancel, WhileBytesAreBeingPlacedKeepsTheirPlace) {
   Scene scene;
-  CollectingPeer peer;
-  Outcome<absl::Status> outcome;
-  const auto call =
-      scene.world.engine->PrefillStream({.session = scene.session}, scene.Request(TensorTransport::kStream), peer,
-                                        [&](absl::StatusOr<PrefillResult> result) { outcome.Set(result.status()); });
-  ASSERT_TRUE(call.ok());
-  (*call)->Start();
+  Streaming stream(scene);
   for (const StreamTensor tensor : {StreamTensor::kK, StreamTensor::kAuxiliary}) {
-    const auto place = (*call)->Place(tensor, 0, 10);
-    (*call)->Cancel(absl::CancelledError("gone"));
+    const auto place = stream.call->Place(tensor, 0, 10);
+    stream.call->Cancel(absl::CancelledError("gone"));
     if (!place.ok()) continue;  // the second time round
     std::memset(place->data(), 1, place->size());
-    (*call)->Placed(place->size());
+    stream.call->Placed(place->size());
   }
-  EXPECT_EQ(outcome.Take(), absl::CancelledError("gone"));
+  EXPECT_EQ(stream.outcome.Take(), absl::CancelledError("gone"));
   scene.ExpectUntouched();
 }
 
@@ -438,6 +434,15 @@ TEST(Admission, LargeUnaryResultsAreSentToTheStream) {
   EXPECT_THAT(status.message(), ::testing::HasSubstr("call PrefillStream"));
 }
 
+/// Sends the tensors in step until the call wants no more for now, or all is sent.
+void SendWhileWanted(StreamedInput& call, std::vector<Feed>& feeds) {
+  for (int part = 0; part < 100 && call.WantsInput(); ++part) {
+    for (Feed& feed : feeds) {
+      ASSERT_TRUE(Send(call, feed, std::min(feed.size - feed.sent, feed.size / 100 + 1)).ok());
+    }
+  }
+}
+
 TEST(Overlap, OnADeviceTheNextSegmentSetsOutBeforeTheResultsOfTheOneBeforeAreWaitedFor) {
   Scene scene(kSmallSegments, Memory::kSeparate);
   std::mutex mutex;
@@ -454,53 +459,26 @@ TEST(Overlap, OnADeviceTheNextSegmentSetsOutBeforeTheResultsOfTheOneBeforeAreWai
   });
   scene.world.backend.BeforeEach(Operation::kSynchronize, [&] { note('w'); });
 
-  CollectingPeer peer;
-  Outcome<absl::Status> outcome;
-  const auto call =
-      scene.world.engine->PrefillStream({.session = scene.session}, scene.Request(TensorTransport::kStream), peer,
-                                        [&](absl::StatusOr<PrefillResult> result) {
-                                          peer.InputWanted();
-                                          outcome.Set(result.status());
-                                        });
-  ASSERT_TRUE(call.ok()) << call.status();
-  peer.SetCall(call->get());
-  (*call)->Start();
+  Streaming stream(scene);
   std::vector<Feed> feeds = scene.Feeds();
-  for (int part = 0; part < 100 && (*call)->WantsInput(); ++part) {
-    for (Feed& feed : feeds) {
-      ASSERT_TRUE(Send(**call, feed, std::min(feed.size - feed.sent, feed.size / 100 + 1)).ok());
-    }
-  }
+  SendWhileWanted(*stream.call, feeds);
   gate.set_value();  // the first segment is held up until now, and more are there
   std::mt19937_64 random(1);
-  ASSERT_TRUE(SendAll(**call, peer, feeds, random, 50).ok());
-  EXPECT_EQ(outcome.Take(), absl::OkStatus());
+  ASSERT_TRUE(SendAll(*stream.call, stream.peer, feeds, random, 50).ok());
+  EXPECT_EQ(stream.outcome.Take(), absl::OkStatus());
   const std::lock_guard lock(mutex);
   EXPECT_EQ(order.substr(0, 3), "rrw");
 }
 
 TEST(BackPressure, AStreamWhoseResultsAreNotTakenStopsTakingInput) {
   Scene scene;
-  CollectingPeer peer;
-  peer.Hold();
-  Outcome<absl::Status> outcome;
-  const auto call =
-      scene.world.engine->PrefillStream({.session = scene.session}, scene.Request(TensorTransport::kStream), peer,
-                                        [&](absl::StatusOr<PrefillResult> result) { outcome.Set(result.status()); });
-  ASSERT_TRUE(call.ok());
-  (*call)->Start();
+  Streaming stream(scene);
+  stream.peer.Hold();
   std::vector<Feed> feeds = scene.Feeds();
-  bool wanted = true;
-  for (int part = 0; part < 100 && wanted; ++part) {
-    for (Feed& feed : feeds) {
-      ASSERT_TRUE(Send(**call, feed, std::min(feed.size - feed.sent, feed.size / 100 + 1)).ok());
-    }
-    wanted = (*call)->WantsInput();
-  }
-  EXPECT_FALSE(wanted);
+  SendWhileWanted(*stream.call, feeds);
   EXPECT_LT(feeds[0].sent, feeds[0].size);
-  (*call)->Cancel(absl::CancelledError("enough"));
-  EXPECT_EQ(outcome.Take(), absl::CancelledError("enough"));
+  stream.call->Cancel(absl::CancelledError("enough"));
+  EXPECT_EQ(stream.outcome.Take(), absl::CancelledError("enough"));
   scene.ExpectUntouched();
 }
 

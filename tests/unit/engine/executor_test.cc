@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <latch>
 #include <memory>
@@ -85,25 +84,6 @@ TEST(Executor, FailsWithoutStreams) {
   EXPECT_EQ(Executor::Create(backend, 4).status(), absl::UnavailableError("no stream"));
 }
 
-/// Something that tasks wait for.
-class Barrier {
- public:
-  void Open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    opened_.notify_all();
-  }
-  void Wait() {
-    std::unique_lock lock(mutex_);
-    opened_.wait(lock, [this] { return open_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable opened_;
-  bool open_ = false;
-};
-
 /// Where a task that may run here when the executor is idle does run.
 std::thread::id WhereWhenIdle(Executor& executor) {
   Outcome<std::thread::id> thread;
@@ -114,17 +94,17 @@ std::thread::id WhereWhenIdle(Executor& executor) {
 
 TEST(Executor, AnIdleExecutorRunsATaskHereABusyOneDoesNot) {
   test::HeapBackend backend;
+  std::latch started(1);
+  std::latch barrier(1);
   auto executor = Executor::Create(backend, 2);
   EXPECT_EQ(WhereWhenIdle(**executor), std::this_thread::get_id());
-  Barrier started;
-  Barrier barrier;
   (*executor)->Submit(0, [&](kernels::Stream&) {
-    started.Open();
-    barrier.Wait();
+    started.count_down();
+    barrier.wait();
   });
-  started.Wait();
+  started.wait();
   EXPECT_NE(WhereWhenIdle(**executor), std::this_thread::get_id());
-  barrier.Open();
+  barrier.count_down();
 }
 
 TEST(Executor, OneThreadAtATimeRunsATaskHere) {
@@ -150,16 +130,16 @@ TEST(Executor, OwnersTakeTurns) {
   test::HeapBackend backend;
   std::vector<std::string> order;
   {
+    std::latch barrier(1);
     auto executor = Executor::Create(backend, 1);
-    Barrier barrier;
-    (*executor)->Submit(0, [&barrier](kernels::Stream&) { barrier.Wait(); });
+    (*executor)->Submit(0, [&barrier](kernels::Stream&) { barrier.wait(); });
     const auto submit = [&](Executor::Owner owner, std::string name) {
       (*executor)->Submit(owner, [&order, name](kernels::Stream&) { order.push_back(name); });
     };
     for (const char* name : {"a1", "a2", "a3"}) submit(1, name);
     submit(2, "b1");
     for (const char* name : {"c1", "c2"}) submit(3, name);
-    barrier.Open();
+    barrier.count_down();
   }
   EXPECT_THAT(order, ::testing::ElementsAre("a1", "b1", "c1", "a2", "c2", "a3"));
 }
@@ -196,9 +176,9 @@ TEST(Executor, ATaskTakesWhatMergesWithItFromEachOwnerInTurnUntilThereIsEnough) 
   test::HeapBackend backend;
   std::vector<std::string> batches;
   {
+    std::latch barrier(1);
     auto executor = Executor::Create(backend, 1);
-    Barrier barrier;
-    (*executor)->Submit(0, [&barrier](kernels::Stream&) { barrier.Wait(); });
+    (*executor)->Submit(0, [&barrier](kernels::Stream&) { barrier.wait(); });
     const auto submit = [&](Executor::Owner owner, std::string name, double share) {
       (*executor)->Submit(
           owner, std::make_shared<NamedTask>(std::move(name), share,
@@ -209,7 +189,7 @@ TEST(Executor, ATaskTakesWhatMergesWithItFromEachOwnerInTurnUntilThereIsEnough) 
     submit(3, "x7", 0.25);
     submit(3, "x8", 0.5);
     (*executor)->Submit(4, [&batches](kernels::Stream&) { batches.push_back("other"); });
-    barrier.Open();
+    barrier.count_down();
   }
   EXPECT_THAT(batches, ::testing::ElementsAre("x1 x6 x7 x2 ", "x8 x4 x5 ", "other", "y3 "));
 }
@@ -219,7 +199,7 @@ TEST(Executor, TwoWorkersDoTasksThatMergeOthersFindCompany) {
   std::mutex mutex;
   std::vector<std::string> batches;
   std::latch two_run(2);
-  Barrier barrier;
+  std::latch barrier(1);
   {
     auto executor = Executor::Create(backend, 4);
     const auto submit = [&](std::string name, double share) {
@@ -230,7 +210,7 @@ TEST(Executor, TwoWorkersDoTasksThatMergeOthersFindCompany) {
         }
         if (names != "x1 " && names != "x2 ") return;
         two_run.count_down();
-        barrier.Wait();
+        barrier.wait();
       };
       (*executor)->Submit(name.back(), std::make_shared<NamedTask>(name, share, run));
     };
@@ -241,7 +221,7 @@ TEST(Executor, TwoWorkersDoTasksThatMergeOthersFindCompany) {
     Outcome<bool> other;  // what does not merge finds a worker
     (*executor)->Submit(9, [&other](kernels::Stream&) { other.Set(true); });
     EXPECT_TRUE(other.Take());
-    barrier.Open();
+    barrier.count_down();
   }
   ASSERT_EQ(batches.size(), 4);
   EXPECT_THAT(batches, ::testing::IsSupersetOf({"x3 x4 x5 ", "y6 "}));
@@ -249,19 +229,19 @@ TEST(Executor, TwoWorkersDoTasksThatMergeOthersFindCompany) {
 
 TEST(Executor, TheNextOnesBeginBeforeOutcomesAreTold) {
   test::HeapBackend backend;
-  Barrier third_runs;
+  std::latch third_runs(1);
   std::latch two_run(2);
   std::atomic<int> told = 0;
   {
     auto executor = Executor::Create(backend, 3);
     const auto submit = [&](std::string name, NamedTask::Hook run) {
       (*executor)->Submit(name.back(), std::make_shared<NamedTask>(name, 1, std::move(run), [&](const std::string&) {
-                            third_runs.Wait();
+                            third_runs.wait();
                             ++told;
                           }));
     };
     for (const char* name : {"x1", "x2"}) submit(name, [&](const std::string&) { two_run.arrive_and_wait(); });
-    submit("x3", [&](const std::string&) { third_runs.Open(); });
+    submit("x3", [&](const std::string&) { third_runs.count_down(); });
   }
   EXPECT_EQ(told, 3);
 }
