@@ -139,12 +139,15 @@ TEST_F(HostileInputTest, AbsurdCountsAndSlotsAreRefused) {
 
 TEST_F(HostileInputTest, BytesThatAreNoMessageAreAnError) {
   std::mt19937 random(7);
-  for (const char* method : {"CreateCache", "OpenSession", "AcquireSlots", "CopySlots", "GetServerInfo"}) {
+  for (const char* method : {"CreateCache", "OpenSession", "AcquireSlots", "CopySlots", "GetServerInfo", "SaveSnapshots",
+                             "LookupPrefix", "RestoreSnapshots", "PinSnapshots", "UnpinSnapshots", "DeleteSnapshots",
+                             "ListSnapshots", "WatchSnapshots", "ReadSnapshot", "WriteSnapshot", "QueryWriteStatus"}) {
     for (int n = 0; n < 20; ++n) {
       std::string bytes(1 + random() % 200, '\0');
       for (char& byte : bytes) byte = static_cast<char>(random());
       bytes[0] = '\x07';  // a wire type that does not exist
-      EXPECT_FALSE(test::CallRaw(channel_, std::string("/gdpcache.v1.StateCache/") + method, bytes).status.ok());
+      EXPECT_FALSE(test::CallRaw(channel_, std::string("/gdpcache.v1.StateCache/") + method, bytes).status.ok())
+          << method;
     }
   }
   EXPECT_EQ(test::CallRaw(channel_, "/gdpcache.v1.StateCache/NoSuchMethod", "").status.error_code(),

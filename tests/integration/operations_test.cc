@@ -343,19 +343,6 @@ TEST(BuildInformation, IsTheSameEverywhere) {
   for (const std::string& library : info.build().libraries()) EXPECT_THAT(version, HasSubstr("\n" + library + "\n"));
 }
 
-TEST(Limits, AreToldByGetServerInfo) {
-  const ServerProcess server({"--max-calls=9", "--max-queue-wait=8ms", "--max-connection-calls=7",
-                              "--max-tenant-sessions=6", "--max-tenant-slots=5"});
-  ControlClient client(Connect(server.tcp_address()));
-  const v1::GetServerInfoResponse info = client.GetServerInfo();
-  EXPECT_EQ(info.limits().max_calls(), 9);
-  EXPECT_EQ(info.limits().max_queue_wait_ms(), 8);
-  EXPECT_EQ(info.limits().max_connection_calls(), 7);
-  EXPECT_EQ(info.limits().max_tenant_sessions(), 6);
-  EXPECT_EQ(info.limits().max_tenant_slots(), 5);
-  EXPECT_EQ(info.expected_wait_ms(), 0);
-}
-
 TEST(Limits, SlotsOfATenantAreCountedThroughAcquireReleaseAndTheEndOfSessions) {
   const ServerProcess server({"--max-tenant-slots=5"});
   ControlClient client(Connect(server.tcp_address()));

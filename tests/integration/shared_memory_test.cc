@@ -266,7 +266,7 @@ TEST_F(SharedMemoryTest, ARegionIsItsOwnSessionsOnly) {
   EXPECT_EQ(Register(session_->id(), "r", kBytes).error_code(), grpc::StatusCode::ALREADY_EXISTS);
 }
 
-TEST_F(SharedMemoryTest, StreamsAndSlotTransfersDoNotTakeIt) {
+TEST_F(SharedMemoryTest, StreamsDoNotTakeIt) {
   ASSERT_TRUE(Register(session_->id(), "r", 4 * kBytes).ok());
   grpc::ClientContext context;
   const auto stream = control_.stub().PrefillStream(&context);

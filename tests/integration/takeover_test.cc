@@ -159,24 +159,6 @@ TEST_F(TakeoverTest, AStopUnderLoadAnswersNothingWronglyAndTheNextServerGoesOn) 
   }
 }
 
-TEST_F(TakeoverTest, TheDirectoryIsTheFirstServersUntilItHasEnded) {
-  auto first = std::make_unique<ServerProcess>(std::vector<std::string>{DirectoryFlag(), "--drain-timeout=60s"});
-  const Client client = Client::Connect(first->tcp_address()).value();
-  ASSERT_TRUE(client.CreateCache(LargePrefill().Cache()).ok());
-  // A watcher is no work that a stop waits for; a call that waits for its client is.
-  Session session = client.OpenSession("load").value();
-  ASSERT_TRUE(session.AcquireSlots(1).ok());
-  const ProgramResult second = RunSecond();
-  EXPECT_EQ(second.exit_code, 1);
-  EXPECT_EQ(second.output, "");
-  EXPECT_THAT(second.errors, HasSubstr(Directory() + " is used by another server"));
-  EXPECT_TRUE(session.AcquireSlots(1).ok()) << "the first goes on";
-  first->process().Signal(SIGTERM);
-  EXPECT_EQ(first->process().Wait(), 0);
-  const ServerProcess next({DirectoryFlag()});
-  EXPECT_THAT(next.ready_line(), HasSubstr("ready"));
-}
-
 std::string Content(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};

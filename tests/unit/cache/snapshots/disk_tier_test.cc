@@ -7,7 +7,6 @@
 #include <fstream>
 #include <memory>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -253,35 +252,6 @@ TEST_F(DiskTierTest, ACopyRemovedBeforeItsFileWasOpenedIsNotDamaged) {
   EXPECT_EQ(Load(*copy, SampleSnapshot(1)).code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(Incidents(), IsEmpty());
   EXPECT_EQ(tier.used(), 0);
-}
-
-// --- threads ---
-
-TEST_F(DiskTierTest, ThreadsStoreLoadAndRemoveAtTheSameTime) {
-  DiskTier& tier = Reopen();
-  const auto work = [&](std::uint64_t thread) {
-    const std::unique_ptr<kernels::Stream> stream = *heap_.CreateStream();
-    for (std::uint64_t round = 0; round < 20; ++round) {
-      const SampleSnapshot snapshot(thread * 1'000 + round);
-      const absl::StatusOr<std::shared_ptr<TierCopy>> copy = tier.Store(snapshot.record(), snapshot.parts(), *stream);
-      ASSERT_TRUE(copy.ok()) << copy.status();
-      std::vector<std::byte> data(snapshot.data().size());
-      std::thread remover([&] { (*copy)->Remove(); });
-      const absl::Status status = (*copy)->Load(test::PartsIn(snapshot.record().space, data.data()), *stream);
-      remover.join();
-      if (status.ok()) {
-        EXPECT_EQ(data, snapshot.data());
-      } else {
-        EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
-      }
-    }
-  };
-  std::vector<std::thread> threads;
-  for (std::uint64_t thread = 0; thread < 4; ++thread) threads.emplace_back(work, thread);
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(tier.used(), 0);
-  EXPECT_THAT(Files(), IsEmpty());
-  EXPECT_THAT(Incidents(), IsEmpty());
 }
 
 }  // namespace

