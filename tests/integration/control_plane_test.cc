@@ -35,38 +35,33 @@ class ControlPlaneTest : public ::testing::TestWithParam<Transport> {
     v1::DeleteCacheRequest request;
     request.set_name(name);
     request.set_force(force);
-    v1::DeleteCacheResponse response;
-    return client_.Call(&Stub::DeleteCache, request, response);
+    return client_.Call(&Stub::DeleteCache, request);
   }
 
   grpc::Status KeepAlive(const std::string& session) {
     v1::KeepAliveRequest request;
     request.set_session(session);
-    v1::KeepAliveResponse response;
-    return client_.Call(&Stub::KeepAlive, request, response);
+    return client_.Call(&Stub::KeepAlive, request);
   }
 
   grpc::Status CloseSession(const std::string& session) {
     v1::CloseSessionRequest request;
     request.set_session(session);
-    v1::CloseSessionResponse response;
-    return client_.Call(&Stub::CloseSession, request, response);
+    return client_.Call(&Stub::CloseSession, request);
   }
 
   grpc::Status ReleaseSlots(const std::string& session, const std::vector<std::int64_t>& slots) {
     v1::ReleaseSlotsRequest request;
     request.set_session(session);
     request.mutable_slots()->Add(slots.begin(), slots.end());
-    v1::ReleaseSlotsResponse response;
-    return client_.Call(&Stub::ReleaseSlots, request, response);
+    return client_.Call(&Stub::ReleaseSlots, request);
   }
 
   grpc::Status ResetSlots(const std::string& session, const std::vector<std::int64_t>& slots) {
     v1::ResetSlotsRequest request;
     request.set_session(session);
     request.mutable_slots()->Add(slots.begin(), slots.end());
-    v1::ResetSlotsResponse response;
-    return client_.Call(&Stub::ResetSlots, request, response);
+    return client_.Call(&Stub::ResetSlots, request);
   }
 
   grpc::Status CopySlots(const std::string& session, std::int64_t source, const std::vector<std::int64_t>& slots) {
@@ -75,16 +70,14 @@ class ControlPlaneTest : public ::testing::TestWithParam<Transport> {
     v1::SlotCopy& copy = *request.add_copies();
     copy.set_source(source);
     copy.mutable_destinations()->Add(slots.begin(), slots.end());
-    v1::CopySlotsResponse response;
-    return client_.Call(&Stub::CopySlots, request, response);
+    return client_.Call(&Stub::CopySlots, request);
   }
 
   grpc::Status AcquireSlots(const std::string& session, std::int64_t count) {
     v1::AcquireSlotsRequest request;
     request.set_session(session);
     request.set_count(count);
-    v1::AcquireSlotsResponse response;
-    return client_.Call(&Stub::AcquireSlots, request, response);
+    return client_.Call(&Stub::AcquireSlots, request);
   }
 
   grpc::Status OpenSession(const std::string& cache, std::int64_t ttl_ms, const std::string& client_name) {
@@ -92,14 +85,10 @@ class ControlPlaneTest : public ::testing::TestWithParam<Transport> {
     request.set_cache(cache);
     request.set_ttl_ms(ttl_ms);
     request.set_client_name(client_name);
-    v1::OpenSessionResponse response;
-    return client_.Call(&Stub::OpenSession, request, response);
+    return client_.Call(&Stub::OpenSession, request);
   }
 
-  grpc::Status CreateCache(const v1::CreateCacheRequest& request) {
-    v1::CreateCacheResponse response;
-    return client_.Call(&Stub::CreateCache, request, response);
-  }
+  grpc::Status CreateCache(const v1::CreateCacheRequest& request) { return client_.Call(&Stub::CreateCache, request); }
 
   static std::string FieldOf(const grpc::Status& status) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
@@ -244,9 +233,7 @@ TEST_P(ControlPlaneTest, UnknownNamesAreNotFound) {
   }
   v1::ListSlotsRequest list;
   list.set_cache("b");
-  v1::ListSlotsResponse slots;
-  for (const grpc::Status& status :
-       {DeleteCache("b"), OpenSession("b", 0, ""), client_.Call(&Stub::ListSlots, list, slots)}) {
+  for (const grpc::Status& status : {DeleteCache("b"), OpenSession("b", 0, ""), client_.Call(&Stub::ListSlots, list)}) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << status.error_message();
     const auto detail = DetailOf<google::rpc::ResourceInfo>(status);
     EXPECT_EQ(detail.resource_type(), "cache");

@@ -46,8 +46,7 @@ class DrainTest : public ::testing::Test {
   grpc::Status OpenSession() {
     v1::OpenSessionRequest request;
     request.set_cache("a");
-    v1::OpenSessionResponse response;
-    return client_->Call(&Stub::OpenSession, request, response);
+    return client_->Call(&Stub::OpenSession, request);
   }
 
   std::unique_ptr<ControlClient> client_;

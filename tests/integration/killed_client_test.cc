@@ -46,8 +46,7 @@ class KilledClientTest : public ::testing::Test {
     }
     request.add_state_indices(0);
     request.add_expected_positions(position);
-    v1::PrefillResponse response;
-    return control_.Call(&v1::StateCache::Stub::Prefill, request, response);
+    return control_.Call(&v1::StateCache::Stub::Prefill, request);
   }
 
   // Everything of both slots.

@@ -68,16 +68,14 @@ class SharedMemoryTest : public ::testing::Test {
     request.set_token(memory->HandOver(control_.GetServerInfo().descriptor_socket()).value());
     request.set_offset(offset);
     request.set_size(size);
-    v1::RegisterSystemMemoryResponse response;
-    return control_.Call(&Stub::RegisterSystemMemory, request, response);
+    return control_.Call(&Stub::RegisterSystemMemory, request);
   }
 
   grpc::Status Unregister(const std::string& session, const std::string& name) {
     v1::UnregisterMemoryRequest request;
     request.set_session(session);
     request.set_name(name);
-    v1::UnregisterMemoryResponse response;
-    return control_.Call(&Stub::UnregisterMemory, request, response);
+    return control_.Call(&Stub::UnregisterMemory, request);
   }
 
   v1::ListSharedMemoryResponse List(const std::string& session) {
@@ -102,10 +100,7 @@ class SharedMemoryTest : public ::testing::Test {
     return request;
   }
 
-  grpc::Status Prefill(const v1::PrefillRequest& request) {
-    v1::PrefillResponse response;
-    return control_.Call(&Stub::Prefill, request, response);
-  }
+  grpc::Status Prefill(const v1::PrefillRequest& request) { return control_.Call(&Stub::Prefill, request); }
 
   /// Everything of all four slots.
   std::string Contents() {
@@ -295,14 +290,11 @@ TEST_F(SharedMemoryTest, RegistrationsThatCannotBeAreRefused) {
   request.set_name("x");
   request.set_token("00000000000000000000000000000000");
   request.set_size(4096);
-  v1::RegisterSystemMemoryResponse response;
-  EXPECT_EQ(control_.Call(&Stub::RegisterSystemMemory, request, response).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(control_.Call(&Stub::RegisterSystemMemory, request).error_code(), grpc::StatusCode::NOT_FOUND);
   v1::RegisterCudaMemoryRequest cuda;
   cuda.set_session(session_->id());
   cuda.set_handle(std::string(64, 'x'));
-  v1::RegisterCudaMemoryResponse cuda_response;
-  EXPECT_EQ(control_.Call(&Stub::RegisterCudaMemory, cuda, cuda_response).error_code(),
-            grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(control_.Call(&Stub::RegisterCudaMemory, cuda).error_code(), grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_EQ(ServerMappings(), 0);
 }
 

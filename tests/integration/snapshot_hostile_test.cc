@@ -57,8 +57,7 @@ class SnapshotHostileTest : public ::testing::Test {
       request.add_saves()->set_slot(slot);
       request.mutable_saves()->rbegin()->set_key(key);
     }
-    v1::SaveSnapshotsResponse response;
-    return client_.Call(&Stub::SaveSnapshots, request, response);
+    return client_.Call(&Stub::SaveSnapshots, request);
   }
 
   grpc::Status Restore(const std::string& key, const std::vector<std::int64_t>& slots) {
@@ -66,8 +65,7 @@ class SnapshotHostileTest : public ::testing::Test {
     request.set_session(session_);
     request.add_restores()->set_key(key);
     request.mutable_restores(0)->mutable_slots()->Add(slots.begin(), slots.end());
-    v1::RestoreSnapshotsResponse response;
-    return client_.Call(&Stub::RestoreSnapshots, request, response);
+    return client_.Call(&Stub::RestoreSnapshots, request);
   }
 
   grpc::Status Lookup(const std::string& cache, const std::vector<std::string>& keys, std::int64_t lease_ms = 0) {
@@ -75,8 +73,7 @@ class SnapshotHostileTest : public ::testing::Test {
     request.set_cache(cache);
     for (const std::string& key : keys) request.add_keys(key);
     request.set_lease_ms(lease_ms);
-    v1::LookupPrefixResponse response;
-    return client_.Call(&Stub::LookupPrefix, request, response);
+    return client_.Call(&Stub::LookupPrefix, request);
   }
 
   grpc::Status Pin(const std::vector<std::string>& keys, std::int64_t ttl_ms = 0) {
@@ -84,24 +81,21 @@ class SnapshotHostileTest : public ::testing::Test {
     request.set_cache("model");
     for (const std::string& key : keys) request.add_keys(key);
     request.set_ttl_ms(ttl_ms);
-    v1::PinSnapshotsResponse response;
-    return client_.Call(&Stub::PinSnapshots, request, response);
+    return client_.Call(&Stub::PinSnapshots, request);
   }
 
   grpc::Status Unpin(const std::string& pin) {
     v1::UnpinSnapshotsRequest request;
     request.set_cache("model");
     request.set_pin(pin);
-    v1::UnpinSnapshotsResponse response;
-    return client_.Call(&Stub::UnpinSnapshots, request, response);
+    return client_.Call(&Stub::UnpinSnapshots, request);
   }
 
   grpc::Status Delete(const std::vector<std::string>& keys) {
     v1::DeleteSnapshotsRequest request;
     request.set_cache("model");
     for (const std::string& key : keys) request.add_keys(key);
-    v1::DeleteSnapshotsResponse response;
-    return client_.Call(&Stub::DeleteSnapshots, request, response);
+    return client_.Call(&Stub::DeleteSnapshots, request);
   }
 
   grpc::Status List(std::int64_t page_size, const std::string& token) {
@@ -109,8 +103,7 @@ class SnapshotHostileTest : public ::testing::Test {
     request.set_cache("model");
     request.set_page_size(page_size);
     request.set_page_token(token);
-    v1::ListSnapshotsResponse response;
-    return client_.Call(&Stub::ListSnapshots, request, response);
+    return client_.Call(&Stub::ListSnapshots, request);
   }
 
   grpc::Status Read(const std::string& cache, const std::string& key, std::int64_t offset) {
@@ -166,8 +159,7 @@ class SnapshotHostileTest : public ::testing::Test {
     request.set_chunk_size(16);
     request.add_state_indices(1);
     for (const v1::SnapshotDirective& directive : directives) *request.add_snapshots() = directive;
-    v1::PrefillResponse response;
-    return client_.Call(&Stub::Prefill, request, response);
+    return client_.Call(&Stub::Prefill, request);
   }
 
   static v1::SnapshotDirective Directive(std::int64_t sequence, std::int64_t boundary, const std::string& key,
@@ -310,12 +302,11 @@ TEST_F(SnapshotHostileTest, UploadsThatMakeNoSenseAreRefused) {
 
   v1::QueryWriteStatusRequest query;
   query.set_cache("model");
-  v1::QueryWriteStatusResponse answer;
-  EXPECT_EQ(FieldOf(client_.Call(&Stub::QueryWriteStatus, query, answer)), "upload");
+  EXPECT_EQ(FieldOf(client_.Call(&Stub::QueryWriteStatus, query)), "upload");
   query.set_upload("unknown");
-  EXPECT_EQ(client_.Call(&Stub::QueryWriteStatus, query, answer).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(client_.Call(&Stub::QueryWriteStatus, query).error_code(), grpc::StatusCode::NOT_FOUND);
   query.set_cache("another");
-  EXPECT_EQ(client_.Call(&Stub::QueryWriteStatus, query, answer).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(client_.Call(&Stub::QueryWriteStatus, query).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(SnapshotHostileTest, FilesOfNoiseAreRefused) {

@@ -28,6 +28,13 @@ class ControlClient {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
     return (stub_.get()->*method)(&context, request, &response);
   }
+  /// When nobody reads the response.
+  template <typename Request, typename Response>
+  grpc::Status Call(grpc::Status (v1::StateCache::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request) {
+    Response response;
+    return Call(method, request, response);
+  }
 
   v1::StateCache::Stub& stub() { return *stub_; }
 

@@ -3,13 +3,14 @@
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "gdpcache/v1/state_cache.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/rpc/server.h"
+#include "tests/support/control_client.h"
 #include "tests/support/fault_injecting_backend.h"
 #include "tests/support/heap_backend.h"
 #include "tests/support/manual_clock.h"
@@ -42,34 +43,9 @@ class MemoryPlaneTest : public ::testing::Test {
     auto started = Server::Start(options, backend_.device_info(), catalog_, *engine_, *snapshots_, clock_, metrics_);
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
-    stub_ = v1::StateCache::NewStub(grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
-    v1::CreateCacheRequest cache;
-    cache.set_name("a");
-    for (auto set : {&v1::CacheGeometry::set_layers, &v1::CacheGeometry::set_slots, &v1::CacheGeometry::set_heads,
-                     &v1::CacheGeometry::set_key_dim, &v1::CacheGeometry::set_value_dim}) {
-      (cache.mutable_geometry()->*set)(8);
-    }
-    EXPECT_TRUE(Call(&Stub::CreateCache, cache, v1::CreateCacheResponse()).ok());
-    v1::OpenSessionRequest open;
-    open.set_cache("a");
-    v1::OpenSessionResponse opened;
-    grpc::ClientContext context;
-    EXPECT_TRUE(stub_->OpenSession(&context, open, &opened).ok());
-    session_ = opened.session();
-  }
-
-  template <typename Request, typename Response>
-  grpc::Status Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                    const Request& request, Response response) {
-    grpc::ClientContext context;
-    return (stub_.get()->*method)(&context, request, &response);
-  }
-
-  v1::GetServerInfoResponse Info() {
-    grpc::ClientContext context;
-    v1::GetServerInfoResponse info;
-    EXPECT_TRUE(stub_->GetServerInfo(&context, {}, &info).ok());
-    return info;
+    client_.emplace(grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
+    client_->CreateCache(test::ControlClient::SmallCache("a"));
+    session_ = client_->OpenSession("a");
   }
 
   grpc::Status RegisterMemory(const std::string& name, const std::string& token) {
@@ -79,7 +55,7 @@ class MemoryPlaneTest : public ::testing::Test {
     request.set_handle(std::string(64, 'h'));
     request.set_size(16);
     request.set_token(token);
-    return Call(&Stub::RegisterCudaMemory, request, v1::RegisterCudaMemoryResponse());
+    return client_->Call(&Stub::RegisterCudaMemory, request);
   }
 
   grpc::Status RegisterEvent(const std::string& name, const std::string& token) {
@@ -88,7 +64,7 @@ class MemoryPlaneTest : public ::testing::Test {
     request.set_name(name);
     request.set_handle(std::string(64, 'h'));
     request.set_token(token);
-    return Call(&Stub::RegisterCudaEvent, request, v1::RegisterCudaEventResponse());
+    return client_->Call(&Stub::RegisterCudaEvent, request);
   }
 
   test::TemporaryDirectory directory_;
@@ -107,14 +83,14 @@ class MemoryPlaneTest : public ::testing::Test {
   std::unique_ptr<engine::Engine> engine_ = engine::Engine::Create(backend_, {}).value();
   ServerMetrics metrics_;
   std::unique_ptr<Server> server_;
-  std::unique_ptr<Stub> stub_;
+  std::optional<test::ControlClient> client_;
   std::string session_;
 };
 
 TEST_F(MemoryPlaneTest, LoopbackAloneRegistersNothingOfADevice) {
   Start(directory_.path() + "/socket");
-  EXPECT_THAT(Info().transports(), Contains("cuda_ipc"));
-  const std::string socket = Info().descriptor_socket();
+  EXPECT_THAT(client_->GetServerInfo().transports(), Contains("cuda_ipc"));
+  const std::string socket = client_->GetServerInfo().descriptor_socket();
   for (const std::string& token : {std::string(), std::string(32, '0')}) {
     EXPECT_EQ(RegisterMemory("r", token).error_code(), grpc::StatusCode::NOT_FOUND);
     EXPECT_EQ(RegisterEvent("e", token).error_code(), grpc::StatusCode::NOT_FOUND);
@@ -134,15 +110,15 @@ TEST_F(MemoryPlaneTest, ATokenWithoutADescriptorIsNoneForSystemMemory) {
   request.set_session(session_);
   request.set_name("r");
   request.set_size(1);
-  request.set_token(test::RegistrationToken(Info().descriptor_socket()));
-  const grpc::Status status = Call(&Stub::RegisterSystemMemory, request, v1::RegisterSystemMemoryResponse());
+  request.set_token(test::RegistrationToken(client_->GetServerInfo().descriptor_socket()));
+  const grpc::Status status = client_->Call(&Stub::RegisterSystemMemory, request);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_THAT(status.error_message(), HasSubstr("for system memory"));
 }
 
 TEST_F(MemoryPlaneTest, WhereNobodyCanShowWhoTheyAreNothingIsShared) {
   Start("");
-  const v1::GetServerInfoResponse info = Info();
+  const v1::GetServerInfoResponse info = client_->GetServerInfo();
   EXPECT_THAT(info.transports(), Not(Contains("cuda_ipc")));
   EXPECT_THAT(info.device_uuid(), IsEmpty());
   EXPECT_EQ(RegisterMemory("r", "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
