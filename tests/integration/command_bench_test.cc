@@ -1,8 +1,6 @@
 #include <signal.h>
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -12,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/command_support.h"
+#include "tests/support/file_content.h"
 #include "tests/support/server_process.h"
 #include "tests/support/temporary_directory.h"
 
@@ -33,12 +32,6 @@ std::vector<std::string> Short(const std::vector<std::string>& more) {
   std::vector<std::string> arguments = kShort;
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
-}
-
-std::string Content(const std::string& path) {
-  std::ostringstream content;
-  content << std::ifstream(path).rdbuf();
-  return content.str();
 }
 
 std::vector<std::string> Names(const nlohmann::json& list) {
@@ -99,9 +92,9 @@ TEST(BenchCommandTest, MeasuresEverythingOverEitherSocket) {
       EXPECT_DOUBLE_EQ(figure["yardstick"]["value"], sum) << name;
       EXPECT_DOUBLE_EQ(figure["ratio"], figure["value"].get<double>() / sum) << name;
     }
-    EXPECT_EQ(nlohmann::json::parse(Content(output)), json);
-    EXPECT_THAT(Content(plot), StartsWith("<svg "));
-    EXPECT_THAT(Content(plot), HasSubstr(">snapshots/restore/host<"));
+    EXPECT_EQ(nlohmann::json::parse(FileContent(output)), json);
+    EXPECT_THAT(FileContent(plot), StartsWith("<svg "));
+    EXPECT_THAT(FileContent(plot), HasSubstr(">snapshots/restore/host<"));
     ExpectEmpty(address);
   }
   server.process().Signal(SIGTERM);

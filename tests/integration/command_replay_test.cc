@@ -1,9 +1,7 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "proto/safetensors/safetensors.h"
 #include "tests/integration/command_support.h"
+#include "tests/support/file_content.h"
 #include "tests/support/server_process.h"
 #include "tests/support/temporary_directory.h"
 
@@ -118,8 +117,7 @@ TEST(ReplayOutputTest, IsBitIdenticalOverEveryTransport) {
                         {"replay", "--input", GoldenFile("k96_v80"), "--output", path, "--transport", transport})
                   .exit_code,
               0);
-    std::ifstream file(path, std::ios::binary);
-    files.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    files.push_back(FileContent(path));
   }
   EXPECT_FALSE(files[0].empty());
   EXPECT_EQ(files[0], files[1]);

@@ -9,11 +9,10 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <string>
 
 #include "gdpcache/v1/state_cache.grpc.pb.h"
+#include "tests/support/file_content.h"
 #include "tests/support/server_process.h"
 
 namespace {
@@ -39,8 +38,7 @@ int main(int argc, char** argv) {
     gdpcache::v1::ReadSnapshotResponse response;
     if (stream->Read(&response)) Hang();
   } else if (mode == "write") {
-    std::ifstream file(argv[4], std::ios::binary);
-    const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    const std::string bytes = gdpcache::test::FileContent(argv[4]);
     gdpcache::v1::WriteSnapshotResponse response;
     const auto stream = stub->WriteSnapshot(&context, &response);
     gdpcache::v1::WriteSnapshotRequest frame;

@@ -2,9 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
@@ -24,6 +22,7 @@
 #include "tests/integration/ready_line.h"
 #include "tests/support/control_client.h"
 #include "tests/support/eventually.h"
+#include "tests/support/loopback.h"
 #include "tests/support/process.h"
 #include "tests/support/raw_call.h"
 #include "tests/support/server_process.h"
@@ -155,17 +154,14 @@ TEST(CallLog, CallsAboutSlotsAndCachesAreThereToo) {
   v1::AcquireSlotsRequest acquire;
   acquire.set_session(client.OpenSession("model", 0, "an engine"));
   acquire.set_count(9);
-  v1::AcquireSlotsResponse acquired;
-  EXPECT_FALSE(client.Call(&v1::StateCache::Stub::AcquireSlots, acquire, acquired).ok());
+  EXPECT_FALSE(client.Call(&v1::StateCache::Stub::AcquireSlots, acquire).ok());
   v1::DeleteCacheRequest remove;
   remove.set_name("absent");
-  v1::DeleteCacheResponse removed;
-  EXPECT_FALSE(client.Call(&v1::StateCache::Stub::DeleteCache, remove, removed).ok());
+  EXPECT_FALSE(client.Call(&v1::StateCache::Stub::DeleteCache, remove).ok());
   v1::LookupPrefixRequest lookup;
   lookup.set_cache("model");
   lookup.add_keys("short");
-  v1::LookupPrefixResponse found;
-  EXPECT_FALSE(client.Call(&v1::StateCache::Stub::LookupPrefix, lookup, found).ok());
+  EXPECT_FALSE(client.Call(&v1::StateCache::Stub::LookupPrefix, lookup).ok());
 
   const std::string log = LogOf(server);
   std::vector<nlohmann::json> lines = LinesWith(log, "AcquireSlots failed: RESOURCE_EXHAUSTED: count is 9");
@@ -187,8 +183,7 @@ TEST(CallLog, SlowCallsTellWhereTheTimeWent) {
   client.CreateCache(ControlClient::SmallCache("model"));
   const std::string session = client.OpenSession("model");
   const std::int64_t slot = client.AcquireSlots(session, 1)[0];
-  v1::PrefillResponse response;
-  ASSERT_TRUE(client.Call(&v1::StateCache::Stub::Prefill, OneToken(session, slot), response).ok());
+  ASSERT_TRUE(client.Call(&v1::StateCache::Stub::Prefill, OneToken(session, slot)).ok());
   const std::string log = LogOf(server);
   EXPECT_THAT(log, HasSubstr(" warning Prefill was slow method=Prefill request="));
   for (const char* field : {" client=test ", " cache=model ", " peer=unix:", " duration_us=", " queue_us=",
@@ -205,8 +200,7 @@ TEST(CallLog, AHostileClientCannotFillTheDisk) {
     v1::PrefillRequest request;
     request.set_session("nobody's\n" + std::string(1'000, 'x'));
     request.set_request_id(std::string(1'000, 'y'));
-    v1::PrefillResponse response;
-    EXPECT_EQ(client.Call(&v1::StateCache::Stub::Prefill, request, response).error_code(), grpc::StatusCode::NOT_FOUND);
+    EXPECT_EQ(client.Call(&v1::StateCache::Stub::Prefill, request).error_code(), grpc::StatusCode::NOT_FOUND);
   }
   EXPECT_LT(LogOf(server).size(), kCalls * 200u);
 }
@@ -267,13 +261,7 @@ TEST(AdminAddress, ATakenPortIsAClearError) {
 /// An idle connection.
 class RawConnection {
  public:
-  explicit RawConnection(std::uint16_t port) : descriptor_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(connect(descriptor_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-  }
+  explicit RawConnection(const std::string& address) : descriptor_(ConnectRaw(address)) { EXPECT_GE(descriptor_, 0); }
   RawConnection(const RawConnection&) = delete;
   RawConnection& operator=(const RawConnection&) = delete;
   ~RawConnection() { close(descriptor_); }
@@ -296,13 +284,12 @@ TEST(Connections, BeyondTheFileDescriptorsAreRefusedAndTheServerGoesOnListening)
   const std::string address_is = "address=127.0.0.1:";
   const std::size_t at = ready.find(address_is);
   ASSERT_NE(at, std::string::npos) << server.Errors();
-  const auto port = static_cast<std::uint16_t>(std::stoi(ready.substr(at + address_is.size())));
+  const std::string address = "127.0.0.1:" + std::to_string(std::stoi(ready.substr(at + address_is.size())));
   {
     std::list<RawConnection> connections;
-    for (int n = 0; n < 200; ++n) connections.emplace_back(port);
+    for (int n = 0; n < 200; ++n) connections.emplace_back(address);
     connections.back().WaitForEnd();
   }
-  const std::string address = "127.0.0.1:" + std::to_string(port);
   EXPECT_TRUE(Eventually([&address] { return CheckHealth(Connect(address), "") == 1; }));
   EXPECT_THAT(server.Errors(), HasSubstr("connections are refused"));
 }
@@ -355,8 +342,7 @@ TEST(Limits, SlotsOfATenantAreCountedThroughAcquireReleaseAndTheEndOfSessions) {
     v1::AcquireSlotsRequest request;
     request.set_session(session);
     request.set_count(count);
-    v1::AcquireSlotsResponse response;
-    return client.Call(&v1::StateCache::Stub::AcquireSlots, request, response);
+    return client.Call(&v1::StateCache::Stub::AcquireSlots, request);
   };
   const grpc::Status refused = acquire(second, 3);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
@@ -365,13 +351,11 @@ TEST(Limits, SlotsOfATenantAreCountedThroughAcquireReleaseAndTheEndOfSessions) {
   v1::ReleaseSlotsRequest release;
   release.set_session(first);
   release.add_slots(slots[0]);
-  v1::ReleaseSlotsResponse released;
-  ASSERT_TRUE(client.Call(&v1::StateCache::Stub::ReleaseSlots, release, released).ok());
+  ASSERT_TRUE(client.Call(&v1::StateCache::Stub::ReleaseSlots, release).ok());
   EXPECT_TRUE(acquire(second, 3).ok());
   v1::CloseSessionRequest close;
   close.set_session(first);
-  v1::CloseSessionResponse closed;
-  ASSERT_TRUE(client.Call(&v1::StateCache::Stub::CloseSession, close, closed).ok());
+  ASSERT_TRUE(client.Call(&v1::StateCache::Stub::CloseSession, close).ok());
   EXPECT_TRUE(acquire(second, 2).ok());
   EXPECT_EQ(acquire(second, 1).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/integration/snapshot_support.h"
 #include "tests/support/eventually.h"
+#include "tests/support/file_content.h"
 #include "tests/support/server_process.h"
 #include "tests/support/temporary_directory.h"
 
@@ -21,11 +21,6 @@ using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 enum class Wire { kTcp, kUnix };
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
 
 class SnapshotTest : public ::testing::TestWithParam<Wire> {
  protected:
@@ -284,7 +279,7 @@ TEST_P(SnapshotTest, AnExportedSnapshotIsTheSameWhereverItIsImported) {
   const absl::StatusOr<ExportedSnapshot> exported = model_.client().ExportSnapshot("model", Key(7), file);
   ASSERT_TRUE(exported.ok()) << exported.status();
   EXPECT_EQ(exported->position, 7);
-  EXPECT_EQ(exported->file_bytes, static_cast<std::int64_t>(ReadFile(file).size()));
+  EXPECT_EQ(exported->file_bytes, static_cast<std::int64_t>(FileContent(file).size()));
 
   const ServerProcess other;
   SnapshotModel elsewhere(AddressOf(other));
@@ -302,7 +297,7 @@ TEST_P(SnapshotTest, AnExportedSnapshotIsTheSameWhereverItIsImported) {
   }
   const std::string again = directory_.path() + "/again.safetensors";
   ASSERT_TRUE(elsewhere.client().ExportSnapshot("model", Key(7), again).ok());
-  EXPECT_TRUE(ReadFile(again) == ReadFile(file)) << "to the byte";
+  EXPECT_TRUE(FileContent(again) == FileContent(file)) << "to the byte";
 }
 
 TEST_P(SnapshotTest, FilesThatAreDamagedOrOfAnotherSpaceAreRefused) {
@@ -312,7 +307,7 @@ TEST_P(SnapshotTest, FilesThatAreDamagedOrOfAnotherSpaceAreRefused) {
   const std::string file = directory_.path() + "/exported.safetensors";
   ASSERT_TRUE(model_.client().ExportSnapshot("model", Key(7), file).ok());
   ASSERT_TRUE(model_.client().DeleteSnapshots("model", {Key(7)}).ok());
-  const std::string whole = ReadFile(file);
+  const std::string whole = FileContent(file);
 
   const ServerProcess other;
   SnapshotModel fingerprint(AddressOf(other), "model@2");

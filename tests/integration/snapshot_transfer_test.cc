@@ -4,8 +4,6 @@
 #include <signal.h>
 
 #include <chrono>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/control_client.h"
 #include "tests/support/eventually.h"
+#include "tests/support/file_content.h"
 #include "tests/support/server_process.h"
 #include "tests/support/temporary_directory.h"
 
@@ -47,8 +46,7 @@ class SnapshotTransferTest : public ::testing::Test {
     ASSERT_TRUE(session_->WriteSlots(update).ok());
     ASSERT_TRUE(session_->SaveSnapshots({{slots[0], kKey}}).ok());
     ASSERT_TRUE(client_->ExportSnapshot("model", kKey, file()).ok());
-    std::ifstream exported(file(), std::ios::binary);
-    whole_ = {std::istreambuf_iterator<char>(exported), std::istreambuf_iterator<char>()};
+    whole_ = FileContent(file());
   }
 
   std::string file() const { return directory_.path() + "/exported.safetensors"; }
@@ -66,8 +64,7 @@ class SnapshotTransferTest : public ::testing::Test {
   void ExpectUntouched() {
     const std::string again = directory_.path() + "/again.safetensors";
     ASSERT_TRUE(client_->ExportSnapshot("model", kKey, again).ok());
-    std::ifstream exported(again, std::ios::binary);
-    EXPECT_TRUE(whole_ == std::string(std::istreambuf_iterator<char>(exported), std::istreambuf_iterator<char>()));
+    EXPECT_TRUE(whole_ == FileContent(again));
   }
 
   struct Read {
@@ -199,8 +196,7 @@ TEST_F(SnapshotTransferTest, ABrokenWriteGoesOnWhereItStood) {
   EXPECT_TRUE(StagingIsFree());
   const std::string again = directory_.path() + "/again.safetensors";
   EXPECT_TRUE(client_->ExportSnapshot("model", std::string(16, 'w'), again).ok());
-  std::ifstream exported(again, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(exported), std::istreambuf_iterator<char>()};
+  const std::string bytes = FileContent(again);
   EXPECT_TRUE(bytes.substr(bytes.size() - 1'000) == whole_.substr(whole_.size() - 1'000));
 }
 

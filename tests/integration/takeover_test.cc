@@ -5,7 +5,6 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,6 +20,7 @@
 #include "tests/integration/prefill_load.h"
 #include "tests/integration/snapshot_support.h"
 #include "tests/support/eventually.h"
+#include "tests/support/file_content.h"
 #include "tests/support/server_process.h"
 #include "tests/support/temporary_directory.h"
 
@@ -159,11 +159,6 @@ TEST_F(TakeoverTest, AStopUnderLoadAnswersNothingWronglyAndTheNextServerGoesOn) 
   }
 }
 
-std::string Content(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-}
-
 TEST_F(TakeoverTest, FilesOfANewerFormatAreNamedAndLeftAlone) {
   {
     ServerProcess server({DirectoryFlag()});
@@ -182,7 +177,7 @@ TEST_F(TakeoverTest, FilesOfANewerFormatAreNamedAndLeftAlone) {
     if (entry.path().extension() == ".safetensors" && newer.empty()) newer = entry.path();
   }
   const std::string content =
-      absl::StrReplaceAll(Content(newer), {{R"("format_version":"1")", R"("format_version":"2")"}});
+      absl::StrReplaceAll(FileContent(newer), {{R"("format_version":"1")", R"("format_version":"2")"}});
   std::ofstream(newer, std::ios::binary) << content;
 
   ServerProcess server({DirectoryFlag()});
@@ -200,7 +195,7 @@ TEST_F(TakeoverTest, FilesOfANewerFormatAreNamedAndLeftAlone) {
   EXPECT_EQ(model.client().ImportSnapshot("model", newer).status().code(), absl::StatusCode::kFailedPrecondition);
   server.process().Signal(SIGTERM);
   ASSERT_EQ(server.process().Wait(), 0);
-  EXPECT_EQ(Content(newer), content);
+  EXPECT_EQ(FileContent(newer), content);
 }
 
 TEST_F(TakeoverTest, ASnapshotOfTheFirstFormatIsImportedAndRestored) {
@@ -225,7 +220,7 @@ TEST_F(TakeoverTest, ASnapshotOfTheFirstFormatIsImportedAndRestored) {
   // What goes out again is the same file, byte for byte.
   const std::string exported = directory_.path() + "/exported";
   ASSERT_TRUE(client.ExportSnapshot("golden", "0123456789abcdef", exported).ok());
-  EXPECT_EQ(Content(exported), Content(GDPCACHE_SNAPSHOT_GOLDEN_DIRECTORY "/format_1.safetensors"));
+  EXPECT_EQ(FileContent(exported), FileContent(GDPCACHE_SNAPSHOT_GOLDEN_DIRECTORY "/format_1.safetensors"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/model/player.h"
+#include "tests/support/file_content.h"
 
 namespace gdpcache::test {
 
@@ -279,8 +280,7 @@ void Player::Import(Choices choices) {
   }
   std::string imported = path;
   if (damage % 4 == 3) {
-    std::ifstream in(path, std::ios::binary);
-    std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    std::string bytes = FileContent(path);
     const std::size_t at = static_cast<std::size_t>(damage) * 7'919 % bytes.size();
     bytes[at] = static_cast<char>(bytes[at] ^ (1 << damage % 8));
     imported = directory_.path() + "/damaged.safetensors";

@@ -12,11 +12,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "tests/support/file_content.h"
 
 namespace gdpcache::test {
 namespace {
@@ -102,10 +101,7 @@ std::optional<int> Process::Wait(absl::Duration timeout) {
   return exit_;
 }
 
-std::string Process::Errors() const {
-  std::ifstream file(directory_.path() + "/stderr");
-  return std::string{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
+std::string Process::Errors() const { return FileContent(directory_.path() + "/stderr"); }
 
 ProgramResult RunProgram(const std::string& program, const std::vector<std::string>& arguments) {
   Process process(program, arguments);

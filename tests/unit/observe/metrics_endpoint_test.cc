@@ -1,14 +1,10 @@
 #include "server/observe/metrics_endpoint.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <prometheus/registry.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
-#include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,23 +14,20 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/loopback.h"
 
 namespace gdpcache::observe {
 namespace {
 
 /// A connection over which `bytes` have been sent; -1: there is none.
 int ConnectAndSend(const std::string& address, absl::string_view bytes) {
-  sockaddr_in peer = {};
-  peer.sin_family = AF_INET;
-  peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  peer.sin_port = htons(static_cast<std::uint16_t>(std::atoi(address.substr(address.rfind(':') + 1).c_str())));
-  const int connection = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (connect(connection, reinterpret_cast<const sockaddr*>(&peer), sizeof(peer)) != 0 ||
-      send(connection, bytes.data(), bytes.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(bytes.size())) {
-    close(connection);
-    return -1;
+  const int connection = test::ConnectRaw(address);
+  if (connection < 0) return -1;
+  if (send(connection, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size())) {
+    return connection;
   }
-  return connection;
+  close(connection);
+  return -1;
 }
 
 TEST(MetricsEndpointTest, AnswersAlthoughOthersNeverFinishTheirRequests) {

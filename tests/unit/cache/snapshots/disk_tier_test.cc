@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -16,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/fault_injecting_backend.h"
 #include "tests/support/fault_injecting_file_system.h"
+#include "tests/support/file_content.h"
 #include "tests/support/heap_backend.h"
 #include "tests/support/sample_snapshot.h"
 #include "tests/support/separate_memory_backend.h"
@@ -67,9 +67,7 @@ TEST_F(DiskTierTest, TheFileIsThePortableForm) {
   const SampleSnapshot snapshot(1);
   MustStore(Reopen(), snapshot);
   ASSERT_EQ(Files().size(), 1);
-  std::ifstream file(Files()[0], std::ios::binary);
-  const std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  EXPECT_EQ(content, snapshot.File());
+  EXPECT_EQ(test::FileContent(Files()[0]), snapshot.File());
 }
 
 /// Several pieces and more than a bounce buffer, with parts that end inside them.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/safetensors/safetensors.h"
+#include "tests/support/file_content.h"
 #include "tests/support/process.h"
 #include "tests/support/sample_snapshot.h"
 #include "tests/support/temporary_directory.h"
@@ -248,8 +248,7 @@ TEST(SnapshotFileTest, MetadataOfLaterServersArePassedOver) {
 }
 
 TEST(SnapshotFileTest, FilesOfTheFirstServersAreReadForEver) {
-  std::ifstream stream(GDPCACHE_SNAPSHOT_GOLDEN_DIRECTORY "/format_1.safetensors", std::ios::binary);
-  const std::string file{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  const std::string file = test::FileContent(GDPCACHE_SNAPSHOT_GOLDEN_DIRECTORY "/format_1.safetensors");
   const absl::StatusOr<Taken> taken = Read(file);
   ASSERT_TRUE(taken.ok()) << taken.status();
   // As it was written: 2 layers of [1, 8, 8], layer by layer 0, 1/4, 2/4, ..., then 3 bytes each: 1, 2, ..., 6.

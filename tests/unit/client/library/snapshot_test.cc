@@ -8,6 +8,7 @@
 #include "gdpcache/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/file_content.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/unit/client/library/fake_server.h"
 
@@ -35,11 +36,6 @@ class SnapshotTest : public ::testing::Test {
   }
 
   std::string Path(const std::string& name) const { return directory_.path() + "/" + name; }
-
-  static std::string Content(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  }
 
   std::size_t FilesInDirectory() const {
     return static_cast<std::size_t>(
@@ -127,20 +123,19 @@ TEST_F(SnapshotTest, AMatchOfNoKeyBreaksTheProtocol) {
 }
 
 TEST_F(SnapshotTest, AnExportGoesOnWhereItBroke) {
-  const std::string bytes = FileBytes();
   std::vector<std::int64_t> offsets;
   server_.read_snapshot = [&](const v1::ReadSnapshotRequest& request,
                               grpc::ServerWriter<v1::ReadSnapshotResponse>* writer) {
     offsets.push_back(request.offset());
-    return Send(request, bytes, 1'000'000, writer);
+    return Send(request, bytes_, 1'000'000, writer);
   };
   const absl::StatusOr<ExportedSnapshot> exported =
       Connected().ExportSnapshot("model", std::string(16, 'k'), Path("out"));
   server_.Change([] {});  // the handlers have ended
   ASSERT_TRUE(exported.ok()) << exported.status();
   EXPECT_EQ(exported->position, 128);
-  EXPECT_EQ(exported->file_bytes, static_cast<std::int64_t>(bytes.size()));
-  EXPECT_TRUE(Content(Path("out")) == bytes);
+  EXPECT_EQ(exported->file_bytes, static_cast<std::int64_t>(bytes_.size()));
+  EXPECT_TRUE(FileContent(Path("out")) == bytes_);
   EXPECT_THAT(offsets, ElementsAre(0, 1'000'000, 2'000'000));
   EXPECT_EQ(FilesInDirectory(), 1);
 }
@@ -152,7 +147,7 @@ TEST_F(SnapshotTest, AFailedExportLeavesTheOldFileAndNoOther) {
   };
   EXPECT_EQ(Connected().ExportSnapshot("model", std::string(16, 'k'), Path("out")).status().code(),
             absl::StatusCode::kDataLoss);
-  EXPECT_EQ(Content(Path("out")), "old");
+  EXPECT_EQ(FileContent(Path("out")), "old");
   EXPECT_EQ(FilesInDirectory(), 1);
   EXPECT_EQ(Connected().ExportSnapshot("model", std::string(16, 'k'), Path("absent/out")).status().code(),
             absl::StatusCode::kNotFound);
@@ -186,8 +181,7 @@ TEST_F(SnapshotTest, AnExportWhoseSizeChangesFails) {
 }
 
 TEST_F(SnapshotTest, AnImportGoesOnWhereTheServerSays) {
-  const std::string bytes = FileBytes();
-  std::ofstream(Path("in"), std::ios::binary) << bytes;
+  std::ofstream(Path("in"), std::ios::binary) << bytes_;
   std::string received;
   std::vector<std::string> uploads;
   server_.write_snapshot = [&](grpc::ServerReader<v1::WriteSnapshotRequest>* reader,
@@ -195,11 +189,11 @@ TEST_F(SnapshotTest, AnImportGoesOnWhereTheServerSays) {
     v1::WriteSnapshotRequest frame;
     if (!reader->Read(&frame)) return kBroken;
     uploads.push_back(frame.header().upload());
-    EXPECT_EQ(frame.header().size(), static_cast<std::int64_t>(bytes.size()));
+    EXPECT_EQ(frame.header().size(), static_cast<std::int64_t>(bytes_.size()));
     EXPECT_EQ(frame.header().offset(), static_cast<std::int64_t>(received.size()));
     EXPECT_EQ(frame.header().key(), std::string(16, 'k'));
     if (reader->Read(&frame)) received += frame.payload();
-    if (received.size() < bytes.size()) return kBroken;
+    if (received.size() < bytes_.size()) return kBroken;
     response->mutable_outcome()->set_result(v1::SNAPSHOT_RESULT_STORED);
     response->mutable_outcome()->set_position(128);
     return grpc::Status::OK;
@@ -207,7 +201,7 @@ TEST_F(SnapshotTest, AnImportGoesOnWhereTheServerSays) {
   server_.query_write_status = [&](const v1::QueryWriteStatusRequest& request, v1::QueryWriteStatusResponse* response) {
     EXPECT_EQ(request.upload(), uploads.front());
     response->set_received(static_cast<std::int64_t>(received.size()));
-    response->set_size(static_cast<std::int64_t>(bytes.size()));
+    response->set_size(static_cast<std::int64_t>(bytes_.size()));
     return grpc::Status::OK;
   };
   const absl::StatusOr<SnapshotOutcome> outcome = Connected().ImportSnapshot("model", Path("in"), std::string(16, 'k'));
@@ -215,7 +209,7 @@ TEST_F(SnapshotTest, AnImportGoesOnWhereTheServerSays) {
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->result, SnapshotResult::kStored);
   EXPECT_EQ(outcome->position, 128);
-  EXPECT_TRUE(received == bytes);
+  EXPECT_TRUE(received == bytes_);
   EXPECT_EQ(uploads.size(), 3);
   EXPECT_EQ(uploads[2], uploads[0]);
 }

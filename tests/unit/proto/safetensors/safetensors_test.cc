@@ -14,6 +14,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/file_content.h"
 
 namespace gdpcache {
 namespace {
@@ -95,8 +96,7 @@ TEST_F(SafetensorsFileTest, CopiesOutliveTheOriginal) {
 
 TEST_F(SafetensorsFileTest, ParseAgreesWithOpen) {
   ASSERT_TRUE(WriteSafetensors(Path("x"), Tensors(), {{"k", "v"}}).ok());
-  std::ifstream stream(Path("x"), std::ios::binary);
-  const auto file = SafetensorsFile::Parse(std::string(std::istreambuf_iterator<char>(stream), {}));
+  const auto file = SafetensorsFile::Parse(test::FileContent(Path("x")));
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_THAT(file->metadata(), ElementsAre(Pair("k", "v")));
   EXPECT_EQ(std::memcmp(file->Data(*file->Find("state")).data(), kFloats.data(), 24), 0);
@@ -161,8 +161,7 @@ TEST_F(SafetensorsFileTest, OpenRefusesAFileAboveTheLimit) {
 
 TEST_F(SafetensorsFileTest, EveryTruncationIsRefused) {
   ASSERT_TRUE(WriteSafetensors(Path("x"), Tensors(), {{"k", "v"}}).ok());
-  std::ifstream stream(Path("x"), std::ios::binary);
-  const std::string whole(std::istreambuf_iterator<char>(stream), {});
+  const std::string whole = test::FileContent(Path("x"));
   for (std::size_t size = 0; size < whole.size(); ++size) {
     const auto parsed = SafetensorsFile::Parse(whole.substr(0, size));
     EXPECT_EQ(parsed.status().code(), absl::StatusCode::kDataLoss) << size << ": " << parsed.status();
@@ -174,8 +173,7 @@ TEST_F(SafetensorsFileTest, EveryTruncationIsRefused) {
 
 TEST_F(SafetensorsFileTest, RandomlyDamagedHeadersNeverCrash) {
   ASSERT_TRUE(WriteSafetensors(Path("x"), Tensors(), {{"k", "v"}}).ok());
-  std::ifstream stream(Path("x"), std::ios::binary);
-  const std::string whole(std::istreambuf_iterator<char>(stream), {});
+  const std::string whole = test::FileContent(Path("x"));
   std::mt19937 random(1);
   for (int round = 0; round < 20000; ++round) {
     std::string damaged = whole;
