@@ -31,7 +31,7 @@ class BrokenCalls : public ::testing::Test {
  protected:
   BrokenCalls() : world_(kSmallSegments), session_(world_.OpenSession(GeometryOf(problem_, 1, 5))) {
     LoadState(*session_->cache(), 0, problem_.state);
-    request_ = ToProto(problem_, session_->id(), true);
+    request_ = ToProto(problem_, session_->id());
     before_ = Fingerprint(*session_->cache());
   }
 

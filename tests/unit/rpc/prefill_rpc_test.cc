@@ -12,10 +12,10 @@
 #include "absl/time/time.h"
 #include "gdpcache/v1/prefill.pb.h"
 #include "google/rpc/error_details.pb.h"
-#include "google/rpc/status.pb.h"
 #include "tests/golden/golden_batch.h"
 #include "tests/reference/random_problem.h"
 #include "tests/support/eventually.h"
+#include "tests/support/status_details.h"
 #include "tests/unit/kernels/problem_runner.h"
 #include "tests/unit/rpc/served_world.h"
 
@@ -66,7 +66,7 @@ void ExpectSameAsAlone(ServedWorld& world, const Problem& problem, std::uint64_t
     SCOPED_TRACE(streamed ? "streamed" : "unary");
     const auto session = world.OpenSession(GeometryOf(problem));
     if (problem.state.present()) LoadState(*session->cache(), 0, problem.state);
-    const v1::PrefillRequest request = ToProto(problem, session->id(), true);
+    const v1::PrefillRequest request = ToProto(problem, session->id());
     v1::PrefillResponse response;
     if (streamed) {
       const Streamed answer = RunStream(*world.stub, request, seed);
@@ -124,7 +124,7 @@ class BrokenStream : public ::testing::Test {
     if (timeout != absl::InfiniteDuration()) context_->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     session_ = world_->OpenSession(GeometryOf(problem_));
     LoadState(*session_->cache(), 0, problem_.state);
-    request_ = ToProto(problem_, session_->id(), true);
+    request_ = ToProto(problem_, session_->id());
     before_ = Fingerprint(*session_->cache());
     stream_ = world_->stub->PrefillStream(&*context_);
     uploads_ = UploadsOf(request_);
@@ -270,7 +270,7 @@ class UnreadResults : public ::testing::Test {
     session_ = world_->OpenSession(GeometryOf(problem_));
     stub_ = world_->StubWithSmallWindow();
     stream_ = stub_->PrefillStream(&context_);
-    request_ = ToProto(problem_, session_->id(), true);
+    request_ = ToProto(problem_, session_->id());
     request_.set_initial_state_source(v1::INITIAL_STATE_SOURCE_ZERO);
     ASSERT_TRUE(stream_->Write(HeaderOf(request_)));
     for (Upload& upload : uploads_ = UploadsOf(request_)) {
@@ -404,7 +404,7 @@ TEST(PrefillRpc, UnknownTensorsAndThoseNotInTheHeaderAreRefused) {
   const auto session = world.OpenSession(GeometryOf(problem));
   for (const int tensor : {0, 4, 5, 16, 33, 99, -1}) {
     SCOPED_TRACE(tensor);
-    const v1::PrefillRequest request = ToProto(problem, session->id(), true);
+    const v1::PrefillRequest request = ToProto(problem, session->id());
     grpc::ClientContext context;
     const std::unique_ptr<Stream> stream = world.stub->PrefillStream(&context);
     ASSERT_TRUE(stream->Write(HeaderOf(request)));
@@ -453,7 +453,7 @@ TEST(PrefillRpc, WhatARequestTakesBesidesItsTensorsIsChargedToTheStagingMemory) 
   ServedWorld world({.staging_bytes = std::int64_t{8} << 20});
   const Problem problem = LargeProblem();
   const auto session = world.OpenSession(GeometryOf(problem));
-  v1::PrefillRequest request = ToProto(problem, session->id(), true);
+  v1::PrefillRequest request = ToProto(problem, session->id());
   request.set_request_id(std::string(9 << 20, 'x'));
   v1::PrefillResponse response;
   grpc::ClientContext unary;
@@ -474,7 +474,7 @@ TEST(PrefillRpc, EveryFrameRenewsTheLease) {
   ServedWorld world(kSmallSegments);
   const Problem problem = LargeProblem();
   const auto session = world.OpenSession(GeometryOf(problem));
-  const v1::PrefillRequest request = ToProto(problem, session->id(), true);
+  const v1::PrefillRequest request = ToProto(problem, session->id());
   grpc::ClientContext context;
   const std::unique_ptr<Stream> stream = world.stub->PrefillStream(&context);
   ASSERT_TRUE(stream->Write(HeaderOf(request)));
@@ -495,18 +495,14 @@ TEST(PrefillRpc, PositionMismatchesCarryTheActualPositions) {
   const Problem problem = LargeProblem();
   const auto session = world.OpenSession(GeometryOf(problem));
   session->cache()->slots().SetPosition(0, 0, 77);
-  v1::PrefillRequest request = ToProto(problem, session->id(), true);
+  v1::PrefillRequest request = ToProto(problem, session->id());
   for (const std::int64_t position : {-1, 5, 0, 9}) request.add_expected_positions(position);
   grpc::ClientContext context;
   v1::PrefillResponse response;
   const grpc::Status unary = world.stub->Prefill(&context, request, &response);
   for (const grpc::Status& status : {unary, RunStream(*world.stub, request, 1).status}) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-    google::rpc::Status details;
-    ASSERT_TRUE(details.ParseFromString(status.error_details()));
-    v1::PositionMismatch mismatch;
-    ASSERT_EQ(details.details_size(), 1);
-    ASSERT_TRUE(details.details(0).UnpackTo(&mismatch));
+    const auto mismatch = test::DetailOf<v1::PositionMismatch>(status);
     ASSERT_EQ(mismatch.slots_size(), 1);
     EXPECT_EQ(mismatch.slots(0).sequence(), 1);
     EXPECT_EQ(mismatch.slots(0).slot(), 0);
@@ -519,7 +515,7 @@ TEST(PrefillRpc, UnknownEnumValuesAreRefused) {
   ServedWorld world;
   const Problem problem = LargeProblem();
   const auto session = world.OpenSession(GeometryOf(problem));
-  const v1::PrefillRequest good = ToProto(problem, session->id(), true);
+  const v1::PrefillRequest good = ToProto(problem, session->id());
   const auto expect = [&](const std::string& field, const std::function<void(v1::PrefillRequest&)>& spoil) {
     v1::PrefillRequest request = good;
     spoil(request);
@@ -527,11 +523,7 @@ TEST(PrefillRpc, UnknownEnumValuesAreRefused) {
     v1::PrefillResponse response;
     const grpc::Status status = world.stub->Prefill(&context, request, &response);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-    google::rpc::Status details;
-    google::rpc::BadRequest bad_request;
-    ASSERT_TRUE(details.ParseFromString(status.error_details()) && details.details_size() == 1 &&
-                details.details(0).UnpackTo(&bad_request));
-    EXPECT_EQ(bad_request.field_violations(0).field(), field);
+    EXPECT_EQ(test::DetailOf<google::rpc::BadRequest>(status).field_violations(0).field(), field);
   };
   expect("k.dtype", [](auto& request) { request.mutable_k()->set_dtype(static_cast<v1::DataType>(50)); });
   expect("g.dtype", [](auto& request) { request.mutable_g()->set_dtype(static_cast<v1::DataType>(-1)); });
@@ -552,7 +544,7 @@ TEST(PrefillRpc, ManyClientsCancellingAtAnyMomentLeaveNothingBehind) {
   const Problem problem = LargeProblem();
   const auto session = world.OpenSession(GeometryOf(problem));
   LoadState(*session->cache(), 0, problem.state);
-  const v1::PrefillRequest request = ToProto(problem, session->id(), true);
+  const v1::PrefillRequest request = ToProto(problem, session->id());
   const std::size_t before = Fingerprint(*session->cache());
   std::vector<std::thread> clients;
   for (int i = 0; i < 4; ++i) {

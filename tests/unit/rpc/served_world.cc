@@ -14,10 +14,10 @@
 namespace gdpcache::rpc {
 namespace {
 
-void SetTensor(const testing::HostTensor& from, bool inline_data, v1::Tensor& to) {
+void SetTensor(const testing::HostTensor& from, v1::Tensor& to) {
   to.set_dtype(EncodeDataType(engine::ElementTypeOf(from.dtype)));
   to.mutable_shape()->Add(from.shape.begin(), from.shape.end());
-  if (inline_data) to.set_inline_(from.bytes.data(), from.bytes.size());
+  to.set_inline_(from.bytes.data(), from.bytes.size());
 }
 
 std::map<v1::TensorId, const v1::Tensor*> TensorsOf(const v1::PrefillRequest& request) {
@@ -57,13 +57,13 @@ std::unique_ptr<v1::StateCache::Stub> ServedWorld::StubWithSmallWindow() const {
       grpc::CreateCustomChannel(server->addresses()[0], grpc::InsecureChannelCredentials(), arguments));
 }
 
-v1::PrefillRequest ToProto(const testing::Problem& problem, const std::string& session, bool inline_data) {
+v1::PrefillRequest ToProto(const testing::Problem& problem, const std::string& session) {
   v1::PrefillRequest request;
   request.set_session(session);
-  SetTensor(problem.k, inline_data, *request.mutable_k());
-  SetTensor(problem.w, inline_data, *request.mutable_w());
-  SetTensor(problem.u, inline_data, *request.mutable_u());
-  if (problem.g.present()) SetTensor(problem.g, inline_data, *request.mutable_g());
+  SetTensor(problem.k, *request.mutable_k());
+  SetTensor(problem.w, *request.mutable_w());
+  SetTensor(problem.u, *request.mutable_u());
+  if (problem.g.present()) SetTensor(problem.g, *request.mutable_g());
   request.mutable_cu_seqlens()->Add(problem.cu_seqlens.begin(), problem.cu_seqlens.end());
   request.set_chunk_size(problem.shape.chunk_size);
   request.set_num_householder(problem.shape.num_householder);
@@ -78,7 +78,7 @@ v1::PrefillRequest ToProto(const testing::Problem& problem, const std::string& s
       break;
     case testing::InitialState::kTensor:
       request.set_initial_state_source(v1::INITIAL_STATE_SOURCE_TENSOR);
-      SetTensor(problem.initial_state, inline_data, *request.mutable_initial_state());
+      SetTensor(problem.initial_state, *request.mutable_initial_state());
       break;
   }
   request.set_save_new_value(problem.save_new_value);

@@ -30,8 +30,8 @@ struct ServedWorld : engine::World {
   std::unique_ptr<v1::StateCache::Stub> stub;
 };
 
-/// The problem as a ragged call with all boundaries; its tensors without data when `inline_data` is false.
-v1::PrefillRequest ToProto(const testing::Problem& problem, const std::string& session, bool inline_data);
+/// The problem as a ragged call with all boundaries, its tensors inline.
+v1::PrefillRequest ToProto(const testing::Problem& problem, const std::string& session);
 
 /// A tensor on its way.
 struct Upload {

@@ -55,7 +55,7 @@ TEST_P(TimeOfDay, LeavesDeadlinesAndTimingsOfCallsUnderWayAlone) {
   const testing::Problem problem = engine::SmallProblem();
   ServedWorld world({.workers = 2, .segment_bytes = std::int64_t{16} << 10});
   const std::shared_ptr<cache::Session> session = world.OpenSession(engine::GeometryOf(problem));
-  const v1::PrefillRequest request = ToProto(problem, session->id(), true);
+  const v1::PrefillRequest request = ToProto(problem, session->id());
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(10));
   const std::unique_ptr<Stream> stream = world.stub->PrefillStream(&context);
