@@ -63,14 +63,6 @@ absl::StatusOr<PieceSchedule> PieceSchedule::Make(const PrefillCall& call) {
   return schedule;
 }
 
-std::int64_t PieceSchedule::total_bytes() const {
-  std::int64_t total = 0;
-  for (const Lane& lane : lanes_) {
-    if (__builtin_add_overflow(total, lane.size, &total)) return INT64_MAX;
-  }
-  return total;
-}
-
 void PieceSchedule::NextGroup() {
   group_end_ += std::min(rows_per_group_, rows_ - group_end_);
   const bool last = group_end_ == rows_;

@@ -19,9 +19,6 @@ class PieceSchedule {
   /// `call` and what it points to must outlive the schedule. INVALID_ARGUMENT when a tensor has no size or no data.
   static absl::StatusOr<PieceSchedule> Make(const PrefillCall& call);
 
-  /// All tensors together, in bytes.
-  std::int64_t total_bytes() const;
-
   /// The next piece, at most kMaxPayloadBytes long, or nothing at the end.
   std::optional<Piece> Next();
 

@@ -68,12 +68,7 @@ absl::Status RunStream(const Connection& connection, const std::string& method, 
     switch (*static_cast<const Operation*>(tag)) {
       case kStart:
         call->Read(&incoming, Tag(kRead));
-        if (ok) {
-          write();
-        } else {
-          --finishing;
-        }
-        break;
+        [[fallthrough]];
       case kWrite:
         if (ok) {
           write();

@@ -126,11 +126,6 @@ void StagingAccount::EndReservation() {
   pool_.ReturnChargeLocked(before - ChargeLocked(), share_.get(), dropped);
 }
 
-std::int64_t StagingAccount::in_use() const {
-  const std::lock_guard lock(pool_.mutex_);
-  return in_use_;
-}
-
 void StagingAccount::Return(kernels::Buffer block) {
   const auto size = static_cast<std::int64_t>(block.size());
   std::vector<kernels::Buffer> dropped;

@@ -36,9 +36,6 @@ class StagingAccount : public std::enable_shared_from_this<StagingAccount> {
   /// Gives back what is reserved and not in use. For the end of a call whose results are still on their way out.
   void EndReservation();
 
-  /// Bytes in buffers now.
-  std::int64_t in_use() const;
-
  private:
   friend class StagingPool;
   StagingAccount(StagingPool& pool, std::shared_ptr<cache::MemoryBudget> share, std::int64_t reserved)

@@ -2,7 +2,6 @@
 #define GDPCACHE_SERVER_CACHE_SNAPSHOTS_DISK_INCIDENT_H_
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -38,25 +37,6 @@ struct DiskIncident {
 
 /// "full", "write_failed", ...
 absl::string_view Name(DiskIncident::Kind kind);
-
-/// Counts incidents and passes them on. Thread-safe.
-class DiskIncidents {
- public:
-  /// `report` runs on any thread and may be empty.
-  explicit DiskIncidents(std::function<void(const DiskIncident&)> report) : report_(std::move(report)) {}
-
-  void Add(const DiskIncident& incident) {
-    counts_[static_cast<std::size_t>(incident.kind)] += incident.files;
-    if (report_) report_(incident);
-  }
-
-  /// Files of that kind so far.
-  std::int64_t count(DiskIncident::Kind kind) const { return counts_[static_cast<std::size_t>(kind)]; }
-
- private:
-  std::function<void(const DiskIncident&)> report_;
-  std::array<std::atomic<std::int64_t>, DiskIncident::kKinds> counts_ = {};
-};
 
 /// Passes on the first incident of each kind, and then one in a while that stands for those since: a disk that stays
 /// full is met by every snapshot. Thread-safe.

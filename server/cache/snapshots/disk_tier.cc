@@ -117,7 +117,7 @@ class DiskTier::Copy final : public TierCopy {
 
  private:
   void Report(DiskIncident::Kind kind, const absl::Status& status) const {
-    tier_.incidents_.Add({kind, tier_.directory_->Path(id_), 1, status});
+    tier_.Report({kind, tier_.directory_->Path(id_), 1, status});
   }
 
   /// The file takes no more space when it has neither a name nor a reader.
@@ -217,7 +217,7 @@ DiskTier::DiskTier(Options options, kernels::Backend& backend, std::unique_ptr<S
     : backend_(backend),
       direct_(backend.device_info().unified_memory),
       capacity_(options.capacity),
-      incidents_(std::move(options.report)),
+      report_(std::move(options.report)),
       directory_(std::move(directory)) {}
 
 absl::StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(Options options, kernels::Backend& backend,
@@ -227,7 +227,7 @@ absl::StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(Options options, kernel
   if (!directory.ok()) return directory.status();
   std::unique_ptr<DiskTier> tier(new DiskTier(std::move(options), backend, *std::move(directory)));
   SnapshotDirectory::ScanResult scan = tier->directory_->Scan();
-  for (const DiskIncident& incident : scan.incidents) tier->incidents_.Add(incident);
+  for (const DiskIncident& incident : scan.incidents) tier->Report(incident);
   for (SnapshotDirectory::Found& file : scan.files) {
     tier->used_ += file.file_bytes;
     auto copy = std::make_shared<Copy>(*tier, file.id, file.info.checksum, file.file_bytes, file.info.header_bytes);
@@ -254,7 +254,7 @@ absl::StatusOr<std::shared_ptr<TierCopy>> DiskTier::Store(const SnapshotRecord& 
 
 absl::Status DiskTier::SyncRemovals() {
   absl::Status status = directory_->SyncRemovals();
-  if (!status.ok()) incidents_.Add({DiskIncident::Kind::kRemoveFailed, directory_->path(), 1, status});
+  if (!status.ok()) Report({DiskIncident::Kind::kRemoveFailed, directory_->path(), 1, status});
   if (removal_failed_.exchange(false)) status.Update(absl::UnavailableError("a file could not be removed"));
   return status;
 }
@@ -275,7 +275,7 @@ absl::StatusOr<SnapshotFileId> DiskTier::StoreFile(SnapshotFileWriter& writer, c
   if (absl::Status status = CheckParts(space, source); !status.ok()) return status;
   const auto failed = [&](const absl::Status& status, const std::string& path) {
     const bool full = absl::IsResourceExhausted(status);
-    incidents_.Add({full ? DiskIncident::Kind::kFull : DiskIncident::Kind::kWriteFailed, path, 1, status});
+    Report({full ? DiskIncident::Kind::kFull : DiskIncident::Kind::kWriteFailed, path, 1, status});
     return status;
   };
   if (const absl::Status status = directory_->CheckFree(writer.file_bytes()); !status.ok())

@@ -46,14 +46,15 @@ class DiskTier final : public Tier {
                                                   kernels::Stream& stream) override;
   absl::Status SyncRemovals() override;
 
-  const DiskIncidents& incidents() const { return incidents_; }
-
  private:
   class Copy;
   class Bounce;
 
   DiskTier(Options options, kernels::Backend& backend, std::unique_ptr<SnapshotDirectory> directory);
 
+  void Report(const DiskIncident& incident) const {
+    if (report_) report_(incident);
+  }
   absl::Status Reserve(std::int64_t bytes);
   absl::Status Write(const SnapshotDirectory::NewFile& file, SnapshotFileWriter& writer,
                      absl::Span<const SnapshotPart> source, kernels::Stream& stream);
@@ -66,7 +67,7 @@ class DiskTier final : public Tier {
   kernels::Backend& backend_;
   const bool direct_;  // the host reaches all of the backend's memory
   const std::int64_t capacity_;
-  DiskIncidents incidents_;
+  const std::function<void(const DiskIncident&)> report_;
   std::unique_ptr<SnapshotDirectory> directory_;
   std::atomic<std::int64_t> used_ = 0;
   std::atomic<bool> removal_failed_ = false;

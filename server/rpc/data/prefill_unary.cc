@@ -57,13 +57,11 @@ class PrefillReactor final : public UnaryReactor {
          .v_new = allocate(places.v_new, plan.v_new_bytes, &v1::PrefillResponse::mutable_v_new, response_),
          .final_state = allocate(places.final_state, plan.final_state_bytes, &v1::PrefillResponse::mutable_final_state,
                                  response_)});
-    bool cancelled = false;
+    // gRPC calls neither OnCancel nor OnDone before the method that handles the call has returned.
     {
       const std::lock_guard lock(mutex());
       call_ = prefill;
-      cancelled = cancelled_;
     }
-    if (cancelled) prefill->Cancel(ClientGone());
     prefill->Start();
   }
 
@@ -72,7 +70,6 @@ class PrefillReactor final : public UnaryReactor {
     std::shared_ptr<engine::Call> call;
     {
       const std::lock_guard lock(mutex());
-      cancelled_ = true;
       call = call_;
     }
     if (call != nullptr) call->Cancel(ClientGone());
@@ -104,9 +101,7 @@ class PrefillReactor final : public UnaryReactor {
   LoggedRpc rpc_;
   RpcInSession in_session_;
 
-  // The mutex guards what follows.
-  std::shared_ptr<engine::UnaryPrefill> call_;
-  bool cancelled_ = false;
+  std::shared_ptr<engine::UnaryPrefill> call_;  // the mutex guards it
 };
 
 }  // namespace

@@ -226,7 +226,7 @@ TEST_F(DiskTierTest, WhatIsNotOursIsCountedAndLeftAlone) {
 
   Reopen();
   EXPECT_EQ(recovered_.size(), 1);
-  EXPECT_EQ(tier_->incidents().count(Kind::kForeign), 11);
+  EXPECT_EQ(Told(Kind::kForeign), 11);
   EXPECT_THAT(Incidents(), ElementsAre(Kind::kForeign)) << "a kind is told once";
   EXPECT_EQ(Files(), before);
   EXPECT_TRUE(Load(*recovered_[0].copy, snapshot).ok());
@@ -261,7 +261,7 @@ TEST_F(DiskTierTest, EveryDamagedByteIsFoundWhenLoadedAndAfterARestart) {
     if (!recovered_.empty()) {
       ASSERT_EQ(Load(*recovered_[0].copy, snapshot).code(), absl::StatusCode::kDataLoss) << "byte " << at;
     } else {
-      ASSERT_EQ(tier_->incidents().count(Kind::kDamaged) + tier_->incidents().count(Kind::kForeign), 1);
+      ASSERT_EQ(Told(Kind::kDamaged) + Told(Kind::kForeign), 1);
     }
     Overwrite(path, content);  // it may have been removed
     Reopen();
@@ -286,7 +286,7 @@ TEST_F(DiskTierTest, EveryTruncatedFileIsFoundAndRemovedByTheNextStart) {
     Reopen();
     ASSERT_THAT(recovered_, IsEmpty()) << size;
     ASSERT_THAT(Files(), IsEmpty()) << size;
-    ASSERT_EQ(tier_->incidents().count(Kind::kDamaged), 1);
+    ASSERT_EQ(Told(Kind::kDamaged), 1);
   }
 }
 

@@ -158,7 +158,7 @@ TEST_F(DiskTierTest, WhicheverStepOfOpeningFailsTheServerStartsOrSaysWhy) {
         EXPECT_EQ(tier.status().code(), absl::StatusCode::kUnavailable);
         EXPECT_THAT(std::string(tier.status().message()), HasSubstr(root_));
       } else if (recovered_.empty()) {
-        EXPECT_EQ((*tier)->incidents().count(Kind::kReadFailed), 1) << failed.back();
+        EXPECT_EQ(Told(Kind::kReadFailed), 1) << failed.back();
       }
       recovered_.clear();
     }

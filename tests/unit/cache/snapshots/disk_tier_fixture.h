@@ -46,6 +46,7 @@ class DiskTierTest : public ::testing::Test {
 
   absl::StatusOr<std::unique_ptr<DiskTier>> TryOpen(const DiskTier::Options& options) {
     recovered_.clear();
+    told_before_ = Incidents().size();
     return DiskTier::Open(options, heap_, [this](SnapshotRecord record, std::shared_ptr<TierCopy> copy) {
       recovered_.push_back({std::move(record), std::move(copy)});
     });
@@ -96,6 +97,16 @@ class DiskTierTest : public ::testing::Test {
     return kinds;
   }
 
+  /// Files of that kind that the tier opened last has told of.
+  std::int64_t Told(DiskIncident::Kind kind) {
+    const std::lock_guard lock(mutex_);
+    std::int64_t files = 0;
+    for (std::size_t n = told_before_; n < incidents_.size(); ++n) {
+      if (incidents_[n].kind == kind) files += incidents_[n].files;
+    }
+    return files;
+  }
+
   std::vector<std::string> RecoveredKeys() const {
     std::vector<std::string> keys;
     for (const RecoveredSnapshot& recovered : recovered_) keys.push_back(recovered.record.key);
@@ -118,6 +129,7 @@ class DiskTierTest : public ::testing::Test {
   std::unique_ptr<kernels::Stream> stream_;
   std::mutex mutex_;
   std::vector<DiskIncident> incidents_;
+  std::size_t told_before_ = 0;
   std::unique_ptr<DiskTier> tier_;
   std::vector<RecoveredSnapshot> recovered_;
 };
