@@ -40,13 +40,6 @@ void AppendCopies(absl::Span<const kernels::ByteRange> to, absl::Span<const kern
   for (std::size_t i = 0; i < to.size(); ++i) copies.push_back({to[i].data, from[i].data, to[i].size});
 }
 
-absl::Status CopyAndWait(kernels::Backend& backend, absl::Span<const kernels::ByteCopy> copies,
-                         kernels::Stream& stream) {
-  const absl::Status copied = backend.CopyBytes(copies, stream);
-  const absl::Status synchronized = backend.Synchronize(stream);
-  return copied.ok() ? synchronized : copied;
-}
-
 cache::SnapshotSpace SpaceOf(const cache::Session& session) {
   const cache::Cache& cache = *session.cache();
   return cache::SnapshotSpace::Of(session.tenant(), cache.spec().fingerprint, cache.geometry());

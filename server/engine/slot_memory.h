@@ -34,11 +34,6 @@ std::vector<kernels::ByteRange> SnapshotRanges(absl::Span<const cache::SnapshotP
 void AppendCopies(absl::Span<const kernels::ByteRange> to, absl::Span<const kernels::ByteRange> from,
                   std::vector<kernels::ByteCopy>& copies);
 
-/// Returns when nothing of the copies is under way any more, also after an error: what they read and write may be given
-/// back then.
-absl::Status CopyAndWait(kernels::Backend& backend, absl::Span<const kernels::ByteCopy> copies,
-                         kernels::Stream& stream);
-
 /// Where the snapshots are that the session's slots may be saved to and restored from.
 cache::SnapshotSpace SpaceOf(const cache::Session& session);
 

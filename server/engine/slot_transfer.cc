@@ -4,6 +4,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/copy_and_wait.h"
 #include "server/cache/errors.h"
 #include "server/engine/slot_memory.h"
 

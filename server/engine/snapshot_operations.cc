@@ -5,6 +5,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/copy_and_wait.h"
 #include "server/cache/errors.h"
 #include "server/engine/distinct_values.h"
 #include "server/engine/ordered_call.h"

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/copy_and_wait.h"
 #include "server/cache/errors.h"
 #include "server/cache/snapshots/snapshot_file.h"
 #include "server/engine/slot_memory.h"

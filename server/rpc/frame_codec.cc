@@ -32,15 +32,11 @@ constexpr int kTensorField = 1;
 constexpr int kOffsetField = 2;
 constexpr int kPayloadField = 3;
 
-constexpr std::uint32_t Tag(int field, Wire::WireType type) {
-  return static_cast<std::uint32_t>(field) << 3 | static_cast<std::uint32_t>(type);
-}
-
-constexpr std::uint32_t kHeaderTag = Tag(kHeaderField, Wire::WIRETYPE_LENGTH_DELIMITED);
-constexpr std::uint32_t kDataTag = Tag(kDataField, Wire::WIRETYPE_LENGTH_DELIMITED);
-constexpr std::uint32_t kTensorTag = Tag(kTensorField, Wire::WIRETYPE_VARINT);
-constexpr std::uint32_t kOffsetTag = Tag(kOffsetField, Wire::WIRETYPE_VARINT);
-constexpr std::uint32_t kPayloadTag = Tag(kPayloadField, Wire::WIRETYPE_LENGTH_DELIMITED);
+constexpr std::uint32_t kHeaderTag = Wire::MakeTag(kHeaderField, Wire::WIRETYPE_LENGTH_DELIMITED);
+constexpr std::uint32_t kDataTag = Wire::MakeTag(kDataField, Wire::WIRETYPE_LENGTH_DELIMITED);
+constexpr std::uint32_t kTensorTag = Wire::MakeTag(kTensorField, Wire::WIRETYPE_VARINT);
+constexpr std::uint32_t kOffsetTag = Wire::MakeTag(kOffsetField, Wire::WIRETYPE_VARINT);
+constexpr std::uint32_t kPayloadTag = Wire::MakeTag(kPayloadField, Wire::WIRETYPE_LENGTH_DELIMITED);
 
 constexpr std::array<std::pair<v1::TensorId, engine::StreamTensor>, 10> kTensors = {{
     {v1::TENSOR_ID_K, engine::StreamTensor::kK},

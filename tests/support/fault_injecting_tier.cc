@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/copy_and_wait.h"
+
 namespace gdpcache::test {
 
 using cache::SnapshotPart;
@@ -29,8 +31,7 @@ class FaultInjectingTier::Copy final : public cache::TierCopy {
         copies.push_back({part.auxiliary.data, auxiliary_[layer].data(), part.auxiliary.size});
       }
     }
-    if (absl::Status status = backend_.CopyBytes(copies, stream); !status.ok()) return status;
-    return backend_.Synchronize(stream);
+    return kernels::CopyAndWait(backend_, copies, stream);
   }
 
   void Remove() noexcept override {
@@ -53,8 +54,7 @@ class FaultInjectingTier::Copy final : public cache::TierCopy {
         copies.push_back({auxiliary_[layer].data(), source[layer].auxiliary.data, auxiliary_[layer].size()});
       }
     }
-    if (absl::Status status = backend_.CopyBytes(copies, stream); !status.ok()) return status;
-    return backend_.Synchronize(stream);
+    return kernels::CopyAndWait(backend_, copies, stream);
   }
 
  private:

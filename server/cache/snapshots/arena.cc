@@ -6,13 +6,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace gdpcache::cache {
-namespace {
-
-std::int64_t RoundUp(std::int64_t size) {
-  return (size + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
-}
-
-}  // namespace
 
 class Arena::Slab {
  public:

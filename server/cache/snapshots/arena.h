@@ -45,6 +45,9 @@ class Arena {
   absl::StatusOr<std::vector<Extent>> Allocate(std::int64_t size, std::int64_t count);
   void Free(absl::Span<const Extent> extents);
 
+  /// What an extent of `size` takes.
+  static constexpr std::int64_t RoundUp(std::int64_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
+
   std::int64_t budget() const { return budget_; }
   std::int64_t used() const;  // in extents
   std::int64_t held() const;  // in slabs, of which there are never more than the budget

@@ -6,6 +6,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/copy_and_wait.h"
 #include "server/cache/snapshots/snapshot_file.h"
 
 namespace gdpcache::cache {
@@ -313,10 +314,7 @@ absl::Status DiskTier::Write(const SnapshotDirectory::NewFile& file, SnapshotFil
         copies.push_back({to, range.data, range.size});
         to += range.size;
       }
-      const absl::Status copied = backend_.CopyBytes(copies, stream);
-      const absl::Status synchronized = backend_.Synchronize(stream);
-      if (!copied.ok()) return copied;
-      if (!synchronized.ok()) return synchronized;
+      if (absl::Status status = kernels::CopyAndWait(backend_, copies, stream); !status.ok()) return status;
       ranges = {{bounce->bytes(), static_cast<std::size_t>(size)}};
     }
     if (absl::Status status = write(ranges, writer.header_bytes() + offset); !status.ok()) return status;

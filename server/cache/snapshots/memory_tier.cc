@@ -5,13 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/copy_and_wait.h"
 
 namespace gdpcache::cache {
 namespace {
-
-std::int64_t Aligned(std::int64_t size) {
-  return (size + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
-}
 
 absl::Status CopyParts(kernels::Backend& backend, absl::Span<const SnapshotPart> source,
                        absl::Span<const SnapshotPart> destination, kernels::Stream& stream) {
@@ -24,10 +21,7 @@ absl::Status CopyParts(kernels::Backend& backend, absl::Span<const SnapshotPart>
     add(destination[layer].state, source[layer].state);
     add(destination[layer].auxiliary, source[layer].auxiliary);
   }
-  const absl::Status copied = backend.CopyBytes(copies, stream);
-  // Also after an error: nothing may be under way when the memory is given back.
-  const absl::Status synchronized = backend.Synchronize(stream);
-  return copied.ok() ? synchronized : copied;
+  return kernels::CopyAndWait(backend, copies, stream);
 }
 
 class MemoryCopy final : public TierCopy {
@@ -80,11 +74,11 @@ MemoryTier::MemoryTier(kernels::Backend& backend, TierKind kind, std::int64_t bu
           slab_bytes)) {}
 
 std::int64_t MemoryTier::Footprint(const SnapshotSpace& space, std::int64_t count) {
-  return count * (Aligned(space.state_bytes()) + Aligned(space.auxiliary_bytes));
+  return count * (Arena::RoundUp(space.state_bytes()) + Arena::RoundUp(space.auxiliary_bytes));
 }
 
 absl::StatusOr<SnapshotMemory> MemoryTier::Allocate(const SnapshotSpace& space, std::int64_t count) {
-  const std::int64_t auxiliary_at = Aligned(space.state_bytes());
+  const std::int64_t auxiliary_at = Arena::RoundUp(space.state_bytes());
   absl::StatusOr<std::vector<Arena::Extent>> extents = arena_->Allocate(auxiliary_at + space.auxiliary_bytes, count);
   if (!extents.ok()) {
     return absl::Status(extents.status().code(),

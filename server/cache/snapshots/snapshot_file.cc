@@ -80,10 +80,7 @@ Geometry GeometryOf(const SnapshotSpace& space) {
 
 absl::Status CheckRecord(const SnapshotRecord& record) {
   if (absl::Status status = GeometryOf(record.space).Validate(); !status.ok()) return status;
-  if (record.key.size() < kMinSnapshotKeyBytes || record.key.size() > kMaxSnapshotKeyBytes) {
-    return InvalidField("key", absl::StrCat("has ", record.key.size(), " bytes; it must have ", kMinSnapshotKeyBytes,
-                                            " to ", kMaxSnapshotKeyBytes));
-  }
+  if (absl::Status status = CheckSnapshotKey("key", record.key); !status.ok()) return status;
   if (record.position < 0) {
     return InvalidField("position", absl::StrCat("is ", record.position, "; it must not be negative"));
   }

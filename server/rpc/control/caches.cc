@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/cache/errors.h"
+#include "server/rpc/prefill_codec.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -23,18 +24,6 @@ absl::StatusOr<kernels::DataType> DecodeStateType(v1::DataType dtype) {
           "geometry.state_dtype",
           absl::StrCat("is ", static_cast<int>(dtype), "; it must be FLOAT32 (1), BFLOAT16 (2) or FLOAT16 (3)"));
   }
-}
-
-v1::DataType EncodeStateType(kernels::DataType dtype) {
-  switch (dtype) {
-    case kernels::DataType::kFloat32:
-      return v1::DATA_TYPE_FLOAT32;
-    case kernels::DataType::kBFloat16:
-      return v1::DATA_TYPE_BFLOAT16;
-    case kernels::DataType::kFloat16:
-      return v1::DATA_TYPE_FLOAT16;
-  }
-  return v1::DATA_TYPE_UNSPECIFIED;
 }
 
 }  // namespace
@@ -68,7 +57,7 @@ v1::Cache EncodeCache(const cache::Cache& cache, std::int64_t sessions) {
   geometry.set_key_dim(cache.geometry().key_dim);
   geometry.set_value_dim(cache.geometry().value_dim);
   geometry.set_num_householder(cache.geometry().num_householder);
-  geometry.set_state_dtype(EncodeStateType(cache.geometry().state_dtype));
+  geometry.set_state_dtype(EncodeDataType(engine::ElementTypeOf(cache.geometry().state_dtype)));
   geometry.set_auxiliary_bytes(cache.geometry().auxiliary_bytes);
   message.set_fingerprint(cache.spec().fingerprint);
   message.set_ephemeral(cache.spec().ephemeral);

@@ -14,21 +14,20 @@ namespace {
 // A listed slot of a client with the longest name, as an object and on its way.
 constexpr std::int64_t kListedSlotBytes = 384;
 
-// The session a call names, with how long its answer is of use.
-absl::StatusOr<engine::CallContext> Context(cache::Catalog& catalog, const std::string& session,
-                                            const CallOrigin& origin) {
+}  // namespace
+
+absl::StatusOr<engine::CallContext> ContextOf(cache::Catalog& catalog, const std::string& session,
+                                              const CallOrigin& origin) {
   absl::StatusOr<std::shared_ptr<cache::Session>> found = catalog.FindSession(session, origin.tenant);
   if (!found.ok()) return found.status();
   return engine::CallContext{*std::move(found), origin.deadline};
 }
 
-}  // namespace
-
 absl::StatusOr<std::shared_ptr<engine::Call>> AcquireSlots(cache::Catalog& catalog, engine::Engine& engine,
                                                            const CallOrigin& origin,
                                                            const v1::AcquireSlotsRequest& request,
                                                            v1::AcquireSlotsResponse& response, CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), origin);
+  absl::StatusOr<engine::CallContext> context = ContextOf(catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   return engine.AcquireSlots(
       *std::move(context), request.count(),
@@ -41,7 +40,7 @@ absl::StatusOr<std::shared_ptr<engine::Call>> AcquireSlots(cache::Catalog& catal
 absl::StatusOr<std::shared_ptr<engine::Call>> ReleaseSlots(cache::Catalog& catalog, engine::Engine& engine,
                                                            const CallOrigin& origin,
                                                            const v1::ReleaseSlotsRequest& request, CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), origin);
+  absl::StatusOr<engine::CallContext> context = ContextOf(catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   return engine.ReleaseSlots(*std::move(context), {request.slots().begin(), request.slots().end()}, std::move(done));
 }
@@ -49,7 +48,7 @@ absl::StatusOr<std::shared_ptr<engine::Call>> ReleaseSlots(cache::Catalog& catal
 absl::StatusOr<std::shared_ptr<engine::Call>> ResetSlots(cache::Catalog& catalog, engine::Engine& engine,
                                                          const CallOrigin& origin, const v1::ResetSlotsRequest& request,
                                                          CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), origin);
+  absl::StatusOr<engine::CallContext> context = ContextOf(catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   return engine.ResetSlots(*std::move(context), {request.slots().begin(), request.slots().end()}, std::move(done));
 }
@@ -57,7 +56,7 @@ absl::StatusOr<std::shared_ptr<engine::Call>> ResetSlots(cache::Catalog& catalog
 absl::StatusOr<std::shared_ptr<engine::Call>> CopySlots(cache::Catalog& catalog, engine::Engine& engine,
                                                         const CallOrigin& origin, const v1::CopySlotsRequest& request,
                                                         CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(catalog, request.session(), origin);
+  absl::StatusOr<engine::CallContext> context = ContextOf(catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   std::vector<engine::SlotCopyRequest> copies;
   copies.reserve(request.copies_size());

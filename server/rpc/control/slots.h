@@ -30,6 +30,10 @@ struct CallOrigin {
   absl::Time deadline;
 };
 
+/// The session that a call names, and its origin's deadline.
+absl::StatusOr<engine::CallContext> ContextOf(cache::Catalog& catalog, const std::string& session,
+                                              const CallOrigin& origin);
+
 absl::StatusOr<std::shared_ptr<engine::Call>> AcquireSlots(cache::Catalog& catalog, engine::Engine& engine,
                                                            const CallOrigin& origin,
                                                            const v1::AcquireSlotsRequest& request,

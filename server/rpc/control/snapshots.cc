@@ -9,6 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/cache/errors.h"
+#include "server/engine/slot_memory.h"
 #include "server/rpc/snapshot_codec.h"
 
 namespace gdpcache::rpc {
@@ -55,19 +56,12 @@ absl::StatusOr<std::string> DecodePageToken(const std::string& token) {
   return InvalidField("page_token", absl::StrCat("is ", cache::Quoted(token), "; it is no token of this server's"));
 }
 
-absl::StatusOr<engine::CallContext> Context(cache::Catalog& catalog, const std::string& session,
-                                            const CallOrigin& origin) {
-  absl::StatusOr<std::shared_ptr<cache::Session>> found = catalog.FindSession(session, origin.tenant);
-  if (!found.ok()) return found.status();
-  return engine::CallContext{*std::move(found), origin.deadline};
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<engine::Call>> SaveSnapshots(const SnapshotPlane& plane, const CallOrigin& origin,
                                                             const v1::SaveSnapshotsRequest& request,
                                                             v1::SaveSnapshotsResponse& response, CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(plane.catalog, request.session(), origin);
+  absl::StatusOr<engine::CallContext> context = ContextOf(plane.catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   std::vector<engine::SlotSaveRequest> saves;
   saves.reserve(static_cast<std::size_t>(request.saves_size()));
@@ -85,16 +79,14 @@ absl::StatusOr<std::shared_ptr<engine::Call>> SaveSnapshots(const SnapshotPlane&
 absl::StatusOr<std::shared_ptr<engine::Call>> RestoreSnapshots(const SnapshotPlane& plane, const CallOrigin& origin,
                                                                const v1::RestoreSnapshotsRequest& request,
                                                                v1::RestoreSnapshotsResponse& response, CallDone done) {
-  absl::StatusOr<engine::CallContext> context = Context(plane.catalog, request.session(), origin);
+  absl::StatusOr<engine::CallContext> context = ContextOf(plane.catalog, request.session(), origin);
   if (!context.ok()) return context.status();
   std::vector<engine::SlotRestoreRequest> restores;
   restores.reserve(static_cast<std::size_t>(request.restores_size()));
   for (const v1::SlotRestore& restore : request.restores()) {
     restores.push_back({restore.key(), {restore.slots().begin(), restore.slots().end()}});
   }
-  const cache::Session& session = *context->session;
-  cache::SnapshotSpace space =
-      cache::SnapshotSpace::Of(session.tenant(), session.cache()->spec().fingerprint, session.cache()->geometry());
+  cache::SnapshotSpace space = engine::SpaceOf(*context->session);
   return plane.engine.RestoreSnapshots(
       *std::move(context), std::move(restores),
       [&store = plane.store, &response, space = std::move(space), pin = request.pin(),
