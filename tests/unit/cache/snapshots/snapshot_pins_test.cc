@@ -16,14 +16,6 @@ using ::testing::HasSubstr;
 
 constexpr SessionKey kSession = 1;
 
-void StoreMany(SnapshotWorld& world, std::int64_t first, std::int64_t last, const SnapshotSpace& space = TestSpace()) {
-  for (std::int64_t number = first; number <= last; ++number) {
-    ASSERT_EQ(world.Store(number, 64, space).result, SnapshotResult::kStored) << number;
-    world.store->WaitUntilIdle();
-    world.clock.Advance(absl::Seconds(1));
-  }
-}
-
 bool IsPinned(SnapshotWorld& world, std::int64_t number) {
   for (const SnapshotSummary& summary : world.store->List(TestSpace(), "", 1'000)) {
     if (summary.key == Key(number)) return summary.pinned;
@@ -33,23 +25,23 @@ bool IsPinned(SnapshotWorld& world, std::int64_t number) {
 
 TEST(SnapshotPinsTest, WhatIsPinnedIsNotEvictedUntilItsPinEnds) {
   SnapshotWorld world({.device = 3});
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   const absl::StatusOr<SnapshotStore::Pinned> pin = world.Pin({1, 2}, absl::Minutes(1));
   ASSERT_TRUE(pin.ok()) << pin.status();
   EXPECT_EQ(pin->ttl, absl::Minutes(1));
   EXPECT_TRUE(IsPinned(world, 1));
   EXPECT_FALSE(IsPinned(world, 3));
-  StoreMany(world, 4, 5);
+  world.StoreMany(4, 5);
   EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 5));
   ASSERT_TRUE(world.store->Unpin(TestSpace(), pin->pin).ok());
   EXPECT_FALSE(IsPinned(world, 1));
-  StoreMany(world, 6, 6);
+  world.StoreMany(6, 6);
   EXPECT_THAT(world.Numbers(9), ElementsAre(2, 5, 6));
 }
 
 TEST(SnapshotPinsTest, WithEverythingPinnedThereIsNoSpaceButNoHarm) {
   SnapshotWorld world({.device = 2});
-  StoreMany(world, 1, 2);
+  world.StoreMany(1, 2);
   ASSERT_TRUE(world.Pin({1, 2}, absl::Minutes(1)).ok());
   EXPECT_EQ(world.Store(3).result, SnapshotResult::kNoSpace);
   EXPECT_EQ(world.StorePart(kSession, 3, 64, 0)->result, SnapshotResult::kNoSpace);
@@ -61,7 +53,7 @@ TEST(SnapshotPinsTest, WithEverythingPinnedThereIsNoSpaceButNoHarm) {
 
 TEST(SnapshotPinsTest, PinsEndByTheClock) {
   SnapshotWorld world({.device = 3});
-  StoreMany(world, 1, 1);
+  world.StoreMany(1, 1);
   const absl::StatusOr<SnapshotStore::Pinned> first = world.Pin({1}, absl::Minutes(1));
   const absl::StatusOr<SnapshotStore::Pinned> second = world.Pin({1}, absl::Minutes(2));
   ASSERT_TRUE(first.ok() && second.ok());
@@ -77,14 +69,14 @@ TEST(SnapshotPinsTest, PinsEndByTheClock) {
 
 TEST(SnapshotPinsTest, TheTimeToLiveIsAtMostTheServers) {
   SnapshotWorld world({.device = 3});
-  StoreMany(world, 1, 1);
+  world.StoreMany(1, 1);
   EXPECT_EQ(world.Pin({1}, absl::ZeroDuration())->ttl, absl::Minutes(10));
   EXPECT_EQ(world.Pin({1}, absl::Hours(100))->ttl, absl::Minutes(10));
 }
 
 TEST(SnapshotPinsTest, ReleasingTwiceIsAnErrorAndChangesNothing) {
   SnapshotWorld world({.device = 3});
-  StoreMany(world, 1, 1);
+  world.StoreMany(1, 1);
   const absl::StatusOr<SnapshotStore::Pinned> first = world.Pin({1}, absl::Minutes(1));
   const absl::StatusOr<SnapshotStore::Pinned> second = world.Pin({1, 1}, absl::Minutes(1));
   ASSERT_TRUE(first.ok() && second.ok());
@@ -97,8 +89,8 @@ TEST(SnapshotPinsTest, ReleasingTwiceIsAnErrorAndChangesNothing) {
 
 TEST(SnapshotPinsTest, PinsAreTheirTenantsOwn) {
   SnapshotWorld world({.device = 3});
-  StoreMany(world, 1, 1);
-  StoreMany(world, 1, 1, TestSpace("other"));
+  world.StoreMany(1, 1);
+  world.StoreMany(1, 1, TestSpace("other"));
   const absl::StatusOr<SnapshotStore::Pinned> pin = world.Pin({1}, absl::Minutes(1));
   ASSERT_TRUE(pin.ok());
   EXPECT_TRUE(absl::IsNotFound(world.store->Unpin(TestSpace("other"), pin->pin)));
@@ -108,7 +100,7 @@ TEST(SnapshotPinsTest, PinsAreTheirTenantsOwn) {
 
 TEST(SnapshotPinsTest, AllKeysArePinnedOrNone) {
   SnapshotWorld world({.device = 3});
-  StoreMany(world, 1, 2);
+  world.StoreMany(1, 2);
   const absl::Status status = world.Pin({1, 2, 3}, absl::Minutes(1)).status();
   EXPECT_TRUE(absl::IsNotFound(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("keys[2]"));
@@ -118,14 +110,13 @@ TEST(SnapshotPinsTest, AllKeysArePinnedOrNone) {
 
 TEST(SnapshotPinsTest, WhatIsPinnedIsDeletedOnlyByForce) {
   SnapshotWorld world({.device = 3});
-  StoreMany(world, 1, 2);
+  world.StoreMany(1, 2);
   ASSERT_TRUE(world.Pin({2}, absl::Minutes(1)).ok());
-  const std::vector<std::string> keys = {Key(1), Key(2)};
-  const absl::Status status = world.store->Delete(TestSpace(), {keys[0], keys[1]}, false).status();
+  const absl::Status status = world.Delete({1, 2}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("keys[1] is pinned"));
   EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2));
-  EXPECT_EQ(*world.store->Delete(TestSpace(), {keys[0], keys[1]}, true), 2);
+  EXPECT_EQ(*world.Delete({1, 2}, /*force=*/true), 2);
   EXPECT_EQ(world.used(TierKind::kDevice), 0);
 }
 
@@ -133,12 +124,11 @@ TEST(SnapshotPinsTest, APinOutlivesTheSnapshotThatForceHasDeleted) {
   SnapshotWorld::Setup setup{.device = 3};
   setup.options.limits.pinned_bytes = kSnapshotBytes;
   SnapshotWorld world(std::move(setup));
-  StoreMany(world, 1, 1);
+  world.StoreMany(1, 1);
   const absl::StatusOr<SnapshotStore::Pinned> pin = world.Pin({1}, absl::Minutes(1));
   ASSERT_TRUE(pin.ok());
-  const std::string key = Key(1);
-  ASSERT_EQ(*world.store->Delete(TestSpace(), {key}, true), 1);
-  StoreMany(world, 1, 1);
+  ASSERT_EQ(*world.Delete({1}, /*force=*/true), 1);
+  world.StoreMany(1, 1);
   EXPECT_FALSE(IsPinned(world, 1));  // it is another one
   EXPECT_TRUE(world.Pin({1}, absl::Minutes(1)).ok()) << "the budget came back with the deletion";
   EXPECT_TRUE(world.store->Unpin(TestSpace(), pin->pin).ok());
@@ -149,8 +139,8 @@ TEST(SnapshotPinsTest, TheBudgetCountsEverySnapshotOnce) {
   SnapshotWorld::Setup setup{.device = 9};
   setup.options.limits.pinned_bytes = 2 * kSnapshotBytes;
   SnapshotWorld world(std::move(setup));
-  StoreMany(world, 1, 3);
-  StoreMany(world, 1, 1, TestSpace("other"));
+  world.StoreMany(1, 3);
+  world.StoreMany(1, 1, TestSpace("other"));
   ASSERT_TRUE(world.Pin({1, 2}, absl::Minutes(1)).ok());
   ASSERT_TRUE(world.Pin({1, 2}, absl::Minutes(1)).ok());
   const absl::Status status = world.Pin({1, 3}, absl::Minutes(1)).status();
@@ -164,7 +154,7 @@ TEST(SnapshotPinsTest, TheNumberOfPinsIsBounded) {
   SnapshotWorld::Setup setup{.device = 9};
   setup.options.limits.max_pins = 3;
   SnapshotWorld world(std::move(setup));
-  StoreMany(world, 1, 2);
+  world.StoreMany(1, 2);
   ASSERT_TRUE(world.Pin({1, 2}, absl::Minutes(1)).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(world.Pin({1, 2}, absl::Minutes(1)).status()));
   EXPECT_NE(world.Lookup({1}, absl::Seconds(1))->pin, "");
@@ -173,15 +163,15 @@ TEST(SnapshotPinsTest, TheNumberOfPinsIsBounded) {
 
 TEST(SnapshotPinsTest, ALeaseKeepsWhatWasFound) {
   SnapshotWorld world({.device = 2});
-  StoreMany(world, 1, 2);
+  world.StoreMany(1, 2);
   const std::optional<SnapshotStore::Lookup> lookup = world.Lookup({1, 7}, absl::Seconds(30));
   ASSERT_TRUE(lookup.has_value());
   EXPECT_EQ(lookup->index, 0);
   EXPECT_TRUE(lookup->snapshot.pinned);
-  StoreMany(world, 3, 5);
+  world.StoreMany(3, 5);
   EXPECT_THAT(world.Numbers(9), ElementsAre(1, 5));
   ASSERT_TRUE(world.store->Unpin(TestSpace(), lookup->pin).ok());
-  StoreMany(world, 6, 6);
+  world.StoreMany(6, 6);
   EXPECT_THAT(world.Numbers(9), ElementsAre(5, 6));
 }
 
@@ -189,7 +179,7 @@ TEST(SnapshotPinsTest, ALeaseWithoutBudgetIsAnAnswerWithoutPin) {
   SnapshotWorld::Setup setup{.device = 2};
   setup.options.limits.pinned_bytes = kSnapshotBytes - 1;
   SnapshotWorld world(std::move(setup));
-  StoreMany(world, 1, 1);
+  world.StoreMany(1, 1);
   const std::optional<SnapshotStore::Lookup> lookup = world.Lookup({1}, absl::Seconds(30));
   ASSERT_TRUE(lookup.has_value());
   EXPECT_EQ(lookup->pin, "");
@@ -198,9 +188,9 @@ TEST(SnapshotPinsTest, ALeaseWithoutBudgetIsAnAnswerWithoutPin) {
 
 TEST(SnapshotPinsTest, WhatIsPinnedMovesBetweenTiersButNeverOutOfTheLast) {
   SnapshotWorld world({.device = 2, .host = 2, .high = 0.5, .low = 0.5});
-  StoreMany(world, 1, 1);
+  world.StoreMany(1, 1);
   ASSERT_TRUE(world.Pin({1}, absl::Minutes(10)).ok());
-  StoreMany(world, 2, 6);
+  world.StoreMany(2, 6);
   EXPECT_THAT(world.Tiers(1), ElementsAre(TierKind::kHost));
   EXPECT_TRUE(world.Has(6));
   EXPECT_TRUE(world.Holds((*world.Fetch(1))->parts(), 1));
@@ -212,10 +202,10 @@ TEST(SnapshotQuotaTest, ATenantBeyondItsQuotaLosesItsOwnLeastRecentlyUsed) {
   SnapshotWorld::Setup setup{.device = 100};
   setup.options.limits.tenant_bytes = 3 * kSnapshotBytes;
   SnapshotWorld world(std::move(setup));
-  StoreMany(world, 1, 3, TestSpace("a"));
-  StoreMany(world, 1, 3, TestSpace("b"));
+  world.StoreMany(1, 3, TestSpace("a"));
+  world.StoreMany(1, 3, TestSpace("b"));
   ASSERT_TRUE(world.Fetch(1, TestSpace("b")).ok());
-  StoreMany(world, 4, 5, TestSpace("b"));
+  world.StoreMany(4, 5, TestSpace("b"));
   EXPECT_THAT(world.Numbers(9, TestSpace("a")), ElementsAre(1, 2, 3));
   EXPECT_THAT(world.Numbers(9, TestSpace("b")), ElementsAre(1, 4, 5));
 }
@@ -226,8 +216,8 @@ TEST(SnapshotQuotaTest, TheQuotaIsOfAllSpacesOfATenant) {
   SnapshotWorld world(std::move(setup));
   SnapshotSpace other = TestSpace();
   other.fingerprint = "model@2";
-  StoreMany(world, 1, 2);
-  StoreMany(world, 1, 2, other);
+  world.StoreMany(1, 2);
+  world.StoreMany(1, 2, other);
   EXPECT_THAT(world.Numbers(9), ElementsAre(2));
   EXPECT_THAT(world.Numbers(9, other), ElementsAre(1, 2));
 }
@@ -257,10 +247,10 @@ TEST(SnapshotQuotaTest, WhatIsPinnedOrReadDoesNotGiveWay) {
   SnapshotWorld::Setup setup{.device = 100};
   setup.options.limits.tenant_bytes = 3 * kSnapshotBytes;
   SnapshotWorld world(std::move(setup));
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   ASSERT_TRUE(world.Pin({1}, absl::Minutes(1)).ok());
   const absl::StatusOr<std::shared_ptr<const TierCopy>> reader = world.Fetch(2);
-  StoreMany(world, 4, 4);
+  world.StoreMany(4, 4);
   EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 4));
 }
 
@@ -268,7 +258,7 @@ TEST(SnapshotQuotaTest, ASnapshotLargerThanTheQuotaEvictsNobody) {
   SnapshotWorld::Setup setup{.device = 100};
   setup.options.limits.tenant_bytes = 2 * kSnapshotBytes;
   SnapshotWorld world(std::move(setup));
-  StoreMany(world, 1, 2);
+  world.StoreMany(1, 2);
   SnapshotSpace large = TestSpace();
   large.layers = 5;
   EXPECT_EQ(world.Store(3, 64, large).result, SnapshotResult::kNoSpace);
@@ -280,9 +270,9 @@ TEST(SnapshotQuotaTest, EverySnapshotCountsOnceWhateverItsTiers) {
   setup.options.limits.tenant_bytes = 3 * kSnapshotBytes;
   setup.options.write_policy = WritePolicy::kWriteThrough;
   SnapshotWorld world(std::move(setup));
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 3));
-  StoreMany(world, 4, 4);
+  world.StoreMany(4, 4);
   EXPECT_THAT(world.Numbers(9), ElementsAre(2, 3, 4));
   EXPECT_EQ(world.disk->copies(), 3);
 }

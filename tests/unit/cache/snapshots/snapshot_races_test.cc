@@ -174,8 +174,7 @@ void Race(SnapshotWorld::Setup setup) {
   world.clock.Advance(absl::Hours(1));
   world.store->Expire();
   for (std::int64_t number = 0; number < kNumbers; ++number) {
-    const std::string key = Key(number);
-    ASSERT_TRUE(world.store->Delete(TestSpace(), {key}, false).ok());
+    ASSERT_TRUE(world.Delete({number}).ok());
   }
   world.store->WaitUntilIdle();
   for (const SnapshotStore::TierUsage& tier : world.store->tiers()) {

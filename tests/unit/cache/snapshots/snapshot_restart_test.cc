@@ -55,12 +55,6 @@ class SnapshotRestartTest : public ::testing::Test {
     return files;
   }
 
-  void ExpectIntact(std::int64_t number, const SnapshotSpace& space = TestSpace()) {
-    const absl::StatusOr<std::shared_ptr<const TierCopy>> copy = world_.Fetch(number, space);
-    ASSERT_TRUE(copy.ok()) << number << ": " << copy.status();
-    EXPECT_TRUE(world_.Holds((*copy)->parts(), number)) << number;
-  }
-
   test::TemporaryDirectory directory_;
   SnapshotWorld world_{{}};
 };
@@ -79,8 +73,8 @@ TEST_F(SnapshotRestartTest, WhatWasWrittenThroughIsFoundAgain) {
   EXPECT_EQ(lookup->index, 2);
   EXPECT_EQ(lookup->snapshot.position, 192);
   EXPECT_THAT(lookup->snapshot.tiers, ElementsAre(TierKind::kDisk));
-  for (const std::int64_t number : {1, 2, 3}) ExpectIntact(number);
-  ExpectIntact(4, TestSpace("other"));
+  for (const std::int64_t number : {1, 2, 3}) world_.ExpectIntact(number);
+  world_.ExpectIntact(4, TestSpace("other"));
 }
 
 TEST_F(SnapshotRestartTest, WrittenBackItIsThereAfterAFlushAndElseNot) {
@@ -90,7 +84,7 @@ TEST_F(SnapshotRestartTest, WrittenBackItIsThereAfterAFlushAndElseNot) {
   ASSERT_EQ(world_.Store(2).result, SnapshotResult::kStored);
   Start(WritePolicy::kWriteBack);
   EXPECT_THAT(world_.Numbers(9), ElementsAre(1));
-  ExpectIntact(1);
+  world_.ExpectIntact(1);
 }
 
 TEST_F(SnapshotRestartTest, WhatWasDeletedDoesNotComeBack) {
@@ -98,8 +92,7 @@ TEST_F(SnapshotRestartTest, WhatWasDeletedDoesNotComeBack) {
   ASSERT_EQ(world_.Store(1).result, SnapshotResult::kStored);
   ASSERT_EQ(world_.Store(2).result, SnapshotResult::kStored);
   world_.store->WaitUntilIdle();
-  const std::string key = Key(1);
-  ASSERT_EQ(*world_.store->Delete(TestSpace(), {key}, false), 1);
+  ASSERT_EQ(*world_.Delete({1}), 1);
   Start(WritePolicy::kWriteThrough);  // at once: the store's end removes it
   EXPECT_THAT(world_.Numbers(9), ElementsAre(2));
   EXPECT_EQ(Files().size(), 1);
@@ -125,7 +118,7 @@ TEST_F(SnapshotRestartTest, DamagedBytesAreDroppedAndCanBeStoredAnew) {
   ASSERT_EQ(world_.Store(1).result, SnapshotResult::kStored);
   world_.store->WaitUntilIdle();
   Start(WritePolicy::kWriteThrough);
-  ExpectIntact(1);
+  world_.ExpectIntact(1);
   EXPECT_EQ(Files().size(), 1);
 }
 

@@ -50,45 +50,30 @@ SnapshotOptions WriteThrough() {
   return options;
 }
 
-/// Stores numbers `first` to `last`, a second apart, and lets the background finish after each.
-void StoreMany(SnapshotWorld& world, std::int64_t first, std::int64_t last) {
-  for (std::int64_t number = first; number <= last; ++number) {
-    ASSERT_EQ(world.Store(number).result, SnapshotResult::kStored) << number;
-    world.store->WaitUntilIdle();
-    world.clock.Advance(absl::Seconds(1));
-  }
-}
-
-void ExpectIntact(SnapshotWorld& world, std::int64_t number) {
-  const absl::StatusOr<std::shared_ptr<const TierCopy>> copy = world.Fetch(number);
-  ASSERT_TRUE(copy.ok()) << number << ": " << copy.status();
-  EXPECT_TRUE(world.Holds((*copy)->parts(), number)) << number;
-}
-
 // Demotion.
 
 TEST(SnapshotTiersTest, PastTheHighWatermarkTheLeastRecentlyUsedMoveDownToTheLowOne) {
   SnapshotWorld world({.device = 10, .host = 100, .high = 0.8, .low = 0.5});
-  StoreMany(world, 1, 8);
+  world.StoreMany(1, 8);
   EXPECT_EQ(world.used(kDevice), 8 * kSnapshotBytes);
   ASSERT_TRUE(world.Fetch(2).ok());
   world.clock.Advance(absl::Seconds(1));
-  StoreMany(world, 9, 9);
+  world.StoreMany(9, 9);
   EXPECT_EQ(world.used(kDevice), 5 * kSnapshotBytes);
   EXPECT_EQ(world.used(kHost), 4 * kSnapshotBytes);
   for (const std::int64_t number : {1, 3, 4, 5}) EXPECT_THAT(world.Tiers(number), ElementsAre(kHost)) << number;
   for (const std::int64_t number : {2, 6, 7, 8, 9}) EXPECT_THAT(world.Tiers(number), ElementsAre(kDevice)) << number;
-  for (std::int64_t number = 1; number <= 9; ++number) ExpectIntact(world, number);
+  for (std::int64_t number = 1; number <= 9; ++number) world.ExpectIntact(number);
   EXPECT_EQ(world.store->counters().demotions, 4);
   EXPECT_EQ(world.store->counters().evicted, 0);
 }
 
 TEST(SnapshotTiersTest, WhatIsInUseMeanwhileMovesWhenItNoLongerIs) {
   SnapshotWorld world({.device = 10, .host = 100, .high = 0.3, .low = 0});
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   absl::StatusOr<std::shared_ptr<const TierCopy>> held = world.Fetch(2);
   ASSERT_TRUE(held.ok()) << held.status();
-  StoreMany(world, 4, 4);
+  world.StoreMany(4, 4);
   // Below the high watermark, not yet at the low one. Number 4 may still have been a draft when the others left: it
   // goes when what was in use is tried again.
   EXPECT_TRUE(test::Eventually([&] { return world.used(kDevice) == kSnapshotBytes; }));
@@ -100,39 +85,39 @@ TEST(SnapshotTiersTest, WhatIsInUseMeanwhileMovesWhenItNoLongerIs) {
 
 TEST(SnapshotTiersTest, WithoutAHostTierTheyMoveToDisk) {
   SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   EXPECT_THAT(world.Tiers(1), ElementsAre(kDisk));
   EXPECT_THAT(world.Tiers(2), ElementsAre(kDisk));
   EXPECT_THAT(world.Tiers(3), ElementsAre(kDevice));
-  for (std::int64_t number = 1; number <= 4; ++number) ExpectIntact(world, number);
+  for (std::int64_t number = 1; number <= 4; ++number) world.ExpectIntact(number);
 }
 
 TEST(SnapshotTiersTest, FullTiersPassThemOnAndTheLastOneEvicts) {
   SnapshotWorld world({.device = 2, .host = 2, .disk = 3, .high = 0.5, .low = 0.5});
-  StoreMany(world, 1, 9);
+  world.StoreMany(1, 9);
   EXPECT_THAT(world.Numbers(20), ElementsAre(7, 8, 9));
   EXPECT_THAT(world.Tiers(7), ElementsAre(kDisk));
   EXPECT_THAT(world.Tiers(8), ElementsAre(kHost));
   EXPECT_THAT(world.Tiers(9), ElementsAre(kDevice));
   EXPECT_EQ(world.disk->copies(), 1);
   EXPECT_EQ(world.store->counters().evicted, 6);
-  for (const std::int64_t number : {9, 8, 7}) ExpectIntact(world, number);
+  for (const std::int64_t number : {9, 8, 7}) world.ExpectIntact(number);
 }
 
 TEST(SnapshotTiersTest, ACopyIsDroppedAtOnceWhereALowerOneExists) {
   SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5, .options = WriteThrough()});
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice, kDisk));
-  StoreMany(world, 4, 4);
+  world.StoreMany(4, 4);
   EXPECT_THAT(world.Tiers(1), ElementsAre(kDisk));
   EXPECT_EQ(world.disk->calls(TierOperation::kStore), 4);
 }
 
 TEST(SnapshotTiersTest, RoomNeededAtOnceIsTakenFromWhatHasALowerCopy) {
   SnapshotWorld world({.device = 2, .disk = 100, .options = WriteThrough()});
-  StoreMany(world, 1, 2);
+  world.StoreMany(1, 2);
   EXPECT_EQ(world.used(kDevice), 2 * kSnapshotBytes);
-  StoreMany(world, 3, 5);
+  world.StoreMany(3, 5);
   EXPECT_THAT(world.Tiers(3), ElementsAre(kDisk));
   EXPECT_THAT(world.Tiers(5), ElementsAre(kDevice, kDisk));
   EXPECT_EQ(world.store->counters().evicted, 0);
@@ -140,7 +125,7 @@ TEST(SnapshotTiersTest, RoomNeededAtOnceIsTakenFromWhatHasALowerCopy) {
 
 TEST(SnapshotTiersTest, RoomNeededAtOnceIsNotTakenFromWhatWouldBeLost) {
   SnapshotWorld world({.device = 2, .host = 10});
-  StoreMany(world, 1, 2);
+  world.StoreMany(1, 2);
   const SnapshotOutcome outcome = world.Store(3);
   EXPECT_EQ(outcome.result, SnapshotResult::kNoSpace);
   EXPECT_THAT(outcome.message, HasSubstr("the device tier: 2 x 512 bytes are needed; 2048 of 2048 are in use"));
@@ -152,13 +137,13 @@ TEST(SnapshotTiersTest, RoomNeededAtOnceIsNotTakenFromWhatWouldBeLost) {
 
 TEST(SnapshotTiersTest, WhatIsBeingReadStaysWhereItIs) {
   SnapshotWorld world({.device = 4, .host = 100, .high = 0.75, .low = 0.5});
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   absl::StatusOr<std::shared_ptr<const TierCopy>> first = world.Fetch(1);
   ASSERT_TRUE(first.ok());
   world.clock.Advance(absl::Seconds(1));
   ASSERT_TRUE(world.Fetch(2).ok());
   ASSERT_TRUE(world.Fetch(3).ok());
-  StoreMany(world, 4, 4);
+  world.StoreMany(4, 4);
   EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice));
   EXPECT_TRUE(world.Holds((*first)->parts(), 1));
   EXPECT_EQ(world.used(kDevice), 2 * kSnapshotBytes);
@@ -167,24 +152,24 @@ TEST(SnapshotTiersTest, WhatIsBeingReadStaysWhereItIs) {
 TEST(SnapshotTiersTest, WhereNothingCanBeCopiedToTheLastTierTheLeastRecentlyUsedAreEvicted) {
   SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
   world.disk->FailAfter(TierOperation::kStore, 0, absl::UnavailableError("input/output error"), /*repeats=*/true);
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   EXPECT_THAT(world.Numbers(9), ElementsAre(3, 4));
   EXPECT_EQ(world.store->counters().tier_errors, 2);
   ASSERT_THAT(world.log(), SizeIs(1));  // until it works again
   EXPECT_THAT(world.log()[0], HasSubstr("the disk tier takes no more snapshots: UNAVAILABLE: input/output error"));
   world.disk->FailNoMore(TierOperation::kStore);
-  StoreMany(world, 5, 8);
+  world.StoreMany(5, 8);
   EXPECT_THAT(world.Numbers(9), ElementsAre(3, 4, 5, 6, 7, 8));
 }
 
 TEST(SnapshotTiersTest, AFailedCopyToHostIsCountedAndTheSnapshotStays) {
   SnapshotWorld world({.device = 8, .host = 8, .disk = 8, .high = 0.5, .low = 0.25});
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   world.backend.FailAfter(BackendOperation::kCopyBytes, 0, absl::InternalError("a bad copy"));
-  StoreMany(world, 5, 5);
+  world.StoreMany(5, 5);
   EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 3, 4, 5));
   EXPECT_EQ(world.store->counters().tier_errors, 1);
-  StoreMany(world, 6, 6);  // tries again, if it has not done so
+  world.StoreMany(6, 6);  // tries again, if it has not done so
   EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 3, 4, 5, 6));
   EXPECT_LE(world.used(kDevice), 3 * kSnapshotBytes);
 }
@@ -193,24 +178,24 @@ TEST(SnapshotTiersTest, AFailedCopyToHostIsCountedAndTheSnapshotStays) {
 
 TEST(SnapshotTiersTest, WhatIsOnDiskIsLoadedIntoTheHostTier) {
   SnapshotWorld world({.device = 2, .host = 2, .disk = 100, .high = 0.5, .low = 0.5});
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   ASSERT_THAT(world.Tiers(1), ElementsAre(kDisk));
-  ExpectIntact(world, 1);
+  world.ExpectIntact(1);
   EXPECT_THAT(world.Tiers(1), ElementsAre(kHost, kDisk));
   EXPECT_EQ(world.store->counters().promotions, 1);
 }
 
 TEST(SnapshotTiersTest, WithoutAHostTierItIsLoadedIntoTheDeviceTier) {
   SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   ASSERT_THAT(world.Tiers(1), ElementsAre(kDisk));
-  ExpectIntact(world, 1);
+  world.ExpectIntact(1);
   EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice, kDisk));
 }
 
 TEST(SnapshotTiersTest, ConcurrentFetchesShareOneLoad) {
   SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   Gate gate;
   world.disk->BeforeEach(TierOperation::kLoad, gate.Pass());
   std::vector<std::promise<absl::StatusOr<SnapshotStore::Fetched>>> fetches(5);
@@ -230,7 +215,7 @@ TEST(SnapshotTiersTest, ConcurrentFetchesShareOneLoad) {
 
 TEST(SnapshotTiersTest, ADamagedSnapshotIsDroppedAndTold) {
   SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   world.disk->FailAfter(TierOperation::kLoad, 0, absl::DataLossError("the checksum differs"));
   const absl::StatusOr<std::unique_ptr<SnapshotWatch>> watch = world.store->Watch(TestSpace(), false, [] {});
   ASSERT_TRUE(watch.ok());
@@ -247,23 +232,23 @@ TEST(SnapshotTiersTest, ADamagedSnapshotIsDroppedAndTold) {
   world.store->WaitUntilIdle();
   EXPECT_EQ(world.disk->copies(), 1);
   EXPECT_EQ(world.Store(1).result, SnapshotResult::kStored);
-  ExpectIntact(world, 1);
+  world.ExpectIntact(1);
 }
 
 TEST(SnapshotTiersTest, WhatCannotBeReadIsAMissAndDropped) {
   SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   world.disk->FailAfter(TierOperation::kLoad, 0, absl::InternalError("input/output error"));
   EXPECT_TRUE(absl::IsNotFound(world.Fetch(1).status()));
   EXPECT_FALSE(world.Has(1));
   EXPECT_EQ(world.store->counters().tier_errors, 1);
   EXPECT_EQ(world.store->counters().checksum_failures, 0);
-  ExpectIntact(world, 2);
+  world.ExpectIntact(2);
 }
 
 TEST(SnapshotTiersTest, WhatCannotBeReadNowStaysForAnotherTime) {
   SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   const std::int64_t on_disk = world.disk->copies();
   world.disk->FailAfter(TierOperation::kLoad, 0, absl::UnavailableError("too many open files"));
   EXPECT_TRUE(absl::IsUnavailable(world.Fetch(1).status()));
@@ -271,7 +256,7 @@ TEST(SnapshotTiersTest, WhatCannotBeReadNowStaysForAnotherTime) {
   EXPECT_EQ(world.store->counters().evicted, 0);
   world.store->WaitUntilIdle();
   EXPECT_EQ(world.disk->copies(), on_disk);
-  ExpectIntact(world, 1);
+  world.ExpectIntact(1);
 }
 
 TEST(SnapshotTiersTest, WhatIsLargerThanATierTakesNoRoomFromOthers) {
@@ -281,7 +266,7 @@ TEST(SnapshotTiersTest, WhatIsLargerThanATierTakesNoRoomFromOthers) {
     SnapshotOptions options = WriteThrough();
     if (quota) options.limits.tenant_bytes = 6 * kSnapshotBytes;
     SnapshotWorld world({.device = 4, .disk = 100, .options = options});
-    StoreMany(world, 1, 4);
+    world.StoreMany(1, 4);
     for (std::int64_t layer = 0; layer < large.layers; ++layer) {
       const absl::StatusOr<SnapshotOutcome> outcome = world.StorePart(1, 9, 64, layer, large);
       ASSERT_TRUE(outcome.ok());
@@ -305,7 +290,7 @@ TEST(SnapshotTiersTest, WhatIsTooLargeToBeLoadedMovesNothingOut) {
   const std::unique_ptr<kernels::Stream> stream = *world.backend.CreateStream();
   const SnapshotRecord record = {large, Key(9), 64};  // from a run with a larger tier
   world.store->Recover(record, *world.disk->Store(record, source->parts(), *stream));
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   EXPECT_TRUE(absl::IsResourceExhausted(world.Fetch(9, large).status()));
   world.store->WaitUntilIdle();
   EXPECT_TRUE(world.Has(9, large));
@@ -325,11 +310,11 @@ TEST(SnapshotTiersTest, ALoadMakesRoomByMovingOthersDown) {
   world.store->WaitUntilIdle();
   ASSERT_THAT(world.Tiers(1), ElementsAre(kDisk));
   ASSERT_THAT(world.Tiers(2), ElementsAre(kHost));
-  ExpectIntact(world, 1);
+  world.ExpectIntact(1);
   world.store->WaitUntilIdle();
   EXPECT_THAT(world.Tiers(1), ElementsAre(kHost, kDisk));
   EXPECT_THAT(world.Tiers(2), ElementsAre(kDisk));
-  ExpectIntact(world, 2);
+  world.ExpectIntact(2);
 }
 
 TEST(SnapshotTiersTest, ALoadThatFindsNoRoomSaysSo) {
@@ -346,26 +331,26 @@ TEST(SnapshotTiersTest, ALoadThatFindsNoRoomSaysSo) {
     EXPECT_TRUE(RetryAfterOf(status).has_value());
     EXPECT_TRUE(world.Has(1));
   }
-  ExpectIntact(world, 1);
+  world.ExpectIntact(1);
 }
 
 TEST(SnapshotTiersTest, RepeatedUseBringsASnapshotToTheDevice) {
   SnapshotWorld world({.device = 4, .host = 100, .high = 0.75, .low = 0.5});
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   ASSERT_THAT(world.Tiers(1), ElementsAre(kHost));
-  ExpectIntact(world, 1);
+  world.ExpectIntact(1);
   world.store->WaitUntilIdle();
   EXPECT_THAT(world.Tiers(1), ElementsAre(kHost));
-  ExpectIntact(world, 1);
+  world.ExpectIntact(1);
   world.store->WaitUntilIdle();
   EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice, kHost));
-  ExpectIntact(world, 1);
+  world.ExpectIntact(1);
   EXPECT_EQ(world.store->counters().promotions, 1);
 }
 
 TEST(SnapshotTiersTest, ALeaseBringsASnapshotFromDiskToTheDevice) {
   SnapshotWorld world({.device = 4, .host = 4, .disk = 100, .high = 0.5, .low = 0.5});
-  StoreMany(world, 1, 6);
+  world.StoreMany(1, 6);
   ASSERT_THAT(world.Tiers(1), ElementsAre(kDisk));
   ASSERT_TRUE(world.Lookup({1}).has_value());  // without a lease nothing moves
   world.store->WaitUntilIdle();
@@ -377,12 +362,12 @@ TEST(SnapshotTiersTest, ALeaseBringsASnapshotFromDiskToTheDevice) {
   EXPECT_THAT(lookup->snapshot.tiers, ElementsAre(kDisk));
   world.store->WaitUntilIdle();
   EXPECT_EQ(world.Tiers(1).front(), kDevice);
-  ExpectIntact(world, 1);
+  world.ExpectIntact(1);
 }
 
 TEST(SnapshotTiersTest, AnotherTenantFindsNothingInAnyTier) {
   SnapshotWorld world({.device = 2, .host = 2, .disk = 10, .high = 0.5, .low = 0.5});
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   ASSERT_THAT(world.Tiers(1), ElementsAre(kDisk));
   ASSERT_THAT(world.Tiers(2), ElementsAre(kHost));
   ASSERT_THAT(world.Tiers(3), ElementsAre(kDevice));
@@ -393,8 +378,7 @@ TEST(SnapshotTiersTest, AnotherTenantFindsNothingInAnyTier) {
     EXPECT_TRUE(absl::IsNotFound(world.Fetch(number, other).status()));
     EXPECT_EQ(world.Lookup({number}, absl::Seconds(1), other), std::nullopt);
     EXPECT_TRUE(absl::IsNotFound(world.Pin({number}, absl::Seconds(1), other).status()));
-    const std::string key = Key(number);
-    EXPECT_EQ(*world.store->Delete(other, {key}, true), 0);
+    EXPECT_EQ(*world.Delete({number}, /*force=*/true, other), 0);
     EXPECT_TRUE(world.Has(number));
   }
 }
@@ -403,21 +387,21 @@ TEST(SnapshotTiersTest, AnotherTenantFindsNothingInAnyTier) {
 
 TEST(SnapshotTiersTest, WriteThroughWritesRightAfterPublishing) {
   SnapshotWorld world({.device = 10, .host = 10, .disk = 100, .options = WriteThrough()});
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   EXPECT_EQ(world.disk->copies(), 3);
   EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice, kDisk));
 }
 
 TEST(SnapshotTiersTest, WriteBackWritesNothingByItself) {
   SnapshotWorld world({.device = 10, .disk = 100});
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   EXPECT_EQ(world.disk->calls(TierOperation::kStore), 0);
 }
 
 TEST(SnapshotTiersTest, ADiskInTroubleNeverFailsAPublish) {
   SnapshotWorld world({.device = 10, .disk = 100, .options = WriteThrough()});
   world.disk->FailAfter(TierOperation::kStore, 0, absl::UnavailableError("input/output error"), /*repeats=*/true);
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 3));
   EXPECT_EQ(world.store->counters().tier_errors, 3);
   world.disk->FailNoMore(TierOperation::kStore);
@@ -428,7 +412,7 @@ TEST(SnapshotTiersTest, ADiskInTroubleNeverFailsAPublish) {
 
 TEST(SnapshotTiersTest, AFullDiskLosesItsLeastRecentlyUsedCopies) {
   SnapshotWorld world({.device = 10, .disk = 3, .options = WriteThrough()});
-  StoreMany(world, 1, 5);
+  world.StoreMany(1, 5);
   EXPECT_THAT(world.Tiers(1), ElementsAre(kDevice));
   EXPECT_THAT(world.Tiers(3), ElementsAre(kDevice, kDisk));
   EXPECT_THAT(world.Tiers(5), ElementsAre(kDevice, kDisk));
@@ -438,9 +422,9 @@ TEST(SnapshotTiersTest, AFullDiskLosesItsLeastRecentlyUsedCopies) {
 
 TEST(SnapshotTiersTest, ADiskFullForOtherReasonsIsNotEmptiedInVain) {
   SnapshotWorld world({.device = 10, .disk = 100, .options = WriteThrough()});
-  StoreMany(world, 1, 5);
+  world.StoreMany(1, 5);
   world.disk->FailAfter(TierOperation::kStore, 0, absl::ResourceExhaustedError("no space left on device"), true);
-  StoreMany(world, 6, 6);
+  world.StoreMany(6, 6);
   EXPECT_EQ(world.disk->copies(), 4);  // one had to go to find out
   EXPECT_EQ(world.disk->calls(TierOperation::kStore), 5 + 2);
   EXPECT_EQ(world.store->counters().tier_errors, 1);
@@ -449,7 +433,7 @@ TEST(SnapshotTiersTest, ADiskFullForOtherReasonsIsNotEmptiedInVain) {
 
 TEST(SnapshotTiersTest, FlushWritesTheMostRecentlyUsedFirst) {
   SnapshotWorld world({.device = 10, .host = 10, .disk = 100});
-  StoreMany(world, 1, 5);
+  world.StoreMany(1, 5);
   ASSERT_TRUE(world.Fetch(2).ok());
   world.disk->FailAfter(TierOperation::kStore, 2, absl::UnavailableError("input/output error"), /*repeats=*/true);
   SnapshotStore::Flushed flushed = world.store->Flush(absl::Seconds(60));
@@ -466,7 +450,7 @@ TEST(SnapshotTiersTest, FlushWritesTheMostRecentlyUsedFirst) {
 
 TEST(SnapshotTiersTest, ASmallDiskKeepsTheMostRecentlyUsed) {
   SnapshotWorld world({.device = 10, .disk = 3});
-  StoreMany(world, 1, 5);
+  world.StoreMany(1, 5);
   const SnapshotStore::Flushed flushed = world.store->Flush(absl::Seconds(60));
   EXPECT_EQ(flushed.written, 3);
   EXPECT_EQ(flushed.left, 2);
@@ -478,7 +462,7 @@ TEST(SnapshotTiersTest, ASmallDiskKeepsTheMostRecentlyUsed) {
 
 TEST(SnapshotTiersTest, FlushEndsWhenItsTimeIsOver) {
   SnapshotWorld world({.device = 10, .disk = 100});
-  StoreMany(world, 1, 3);
+  world.StoreMany(1, 3);
   Gate gate;
   world.disk->BeforeEach(TierOperation::kStore, gate.Pass());
   const SnapshotStore::Flushed flushed = world.store->Flush(absl::Milliseconds(1));
@@ -493,9 +477,8 @@ TEST(SnapshotTiersTest, FlushEndsWhenItsTimeIsOver) {
 
 TEST(SnapshotTiersTest, DeletingRemovesEveryCopy) {
   SnapshotWorld world({.device = 4, .host = 4, .disk = 100, .high = 0.5, .low = 0.5, .options = WriteThrough()});
-  StoreMany(world, 1, 3);
-  std::vector<std::string> keys = {Key(1), Key(2), Key(3)};
-  EXPECT_EQ(*world.store->Delete(TestSpace(), {keys[0], keys[1], keys[2]}, false), 3);
+  world.StoreMany(1, 3);
+  EXPECT_EQ(*world.Delete({1, 2, 3}), 3);
   world.store->WaitUntilIdle();
   EXPECT_EQ(world.used(kDevice), 0);
   EXPECT_EQ(world.used(kHost), 0);
@@ -505,9 +488,8 @@ TEST(SnapshotTiersTest, DeletingRemovesEveryCopy) {
 
 TEST(SnapshotTiersTest, ADeletionIsOverWhenTheDiskHasForgotten) {
   SnapshotWorld world({.device = 4, .disk = 100, .options = WriteThrough()});
-  StoreMany(world, 1, 1);
-  const std::string key = Key(1);
-  EXPECT_EQ(*world.store->Delete(TestSpace(), {key}, false), 1);
+  world.StoreMany(1, 1);
+  EXPECT_EQ(*world.Delete({1}), 1);
   std::promise<std::int64_t> left;
   world.store->AfterDeletions([&](const absl::Status& status) {
     EXPECT_TRUE(status.ok()) << status;
@@ -523,8 +505,7 @@ TEST(SnapshotTiersTest, ADeletionWaitsForTheWriteThatItCameTooLateFor) {
   world.disk->BeforeEach(TierOperation::kStore, gate.Pass());
   ASSERT_EQ(world.Store(1).result, SnapshotResult::kStored);
   gate.WaitUntilReached();
-  const std::string key = Key(1);
-  EXPECT_EQ(*world.store->Delete(TestSpace(), {key}, false), 1);
+  EXPECT_EQ(*world.Delete({1}), 1);
   std::promise<std::int64_t> removed;
   world.store->AfterDeletions(
       [&](const absl::Status&) { removed.set_value(world.disk->calls(TierOperation::kRemove)); });
@@ -555,8 +536,7 @@ TEST(SnapshotTiersTest, WhatIsDeletedWhileItIsWrittenDoesNotStayOnDisk) {
   world.disk->BeforeEach(TierOperation::kStore, gate.Pass());
   ASSERT_EQ(world.Store(1).result, SnapshotResult::kStored);
   gate.WaitUntilReached();
-  const std::string key = Key(1);
-  EXPECT_EQ(*world.store->Delete(TestSpace(), {key}, false), 1);
+  EXPECT_EQ(*world.Delete({1}), 1);
   world.disk->BeforeEach(TierOperation::kStore, {});
   ASSERT_EQ(world.Store(1, 128).result, SnapshotResult::kStored);  // another one of the same key
   gate.Open();
@@ -568,14 +548,13 @@ TEST(SnapshotTiersTest, WhatIsDeletedWhileItIsWrittenDoesNotStayOnDisk) {
 
 TEST(SnapshotTiersTest, AFetchOfWhatIsDeletedMeanwhileEndsOneWayOrTheOther) {
   SnapshotWorld world({.device = 4, .disk = 100, .high = 0.75, .low = 0.5});
-  StoreMany(world, 1, 4);
+  world.StoreMany(1, 4);
   Gate gate;
   world.disk->BeforeEach(TierOperation::kLoad, gate.Pass());
   std::promise<absl::StatusOr<SnapshotStore::Fetched>> promise;
   world.store->Fetch(TestSpace(), Key(1), [&](auto fetched) { promise.set_value(std::move(fetched)); });
   gate.WaitUntilReached();
-  const std::string key = Key(1);
-  EXPECT_EQ(*world.store->Delete(TestSpace(), {key}, false), 1);
+  EXPECT_EQ(*world.Delete({1}), 1);
   gate.Open();
   {
     const absl::StatusOr<SnapshotStore::Fetched> fetched = promise.get_future().get();
@@ -625,13 +604,13 @@ TEST(SnapshotTiersTest, WhatADiskKeptIsFoundAgain) {
   EXPECT_THAT(world.Numbers(9), ElementsAre(1, 2, 3));
   EXPECT_EQ(world.store->Find(TestSpace(), Key(3))->position, 192);
   EXPECT_THAT(world.Tiers(3), ElementsAre(kDisk));
-  for (const std::int64_t number : {1, 2, 3}) ExpectIntact(world, number);
+  for (const std::int64_t number : {1, 2, 3}) world.ExpectIntact(number);
 }
 
 TEST(SnapshotTiersTest, WhatADiskKeptGivesWayInTheOrderOfItsUse) {
   SnapshotWorld world({.device = 4, .disk = 4, .high = 0.75, .low = 0.75, .options = WriteThrough()});
   for (auto& [record, copy] : Earlier(world, 3)) world.store->Recover(record, std::move(copy));
-  StoreMany(world, 11, 12);
+  world.StoreMany(11, 12);
   EXPECT_THAT(world.Numbers(20), ElementsAre(3, 11, 12));
   world.store->WaitUntilIdle();
   EXPECT_EQ(world.disk->copies(), 3);

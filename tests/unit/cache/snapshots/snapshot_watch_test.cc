@@ -48,10 +48,6 @@ class SnapshotWatchTest : public ::testing::Test {
     EXPECT_TRUE(watch.ok()) << watch.status();
     return *std::move(watch);
   }
-  void Delete(std::int64_t number) {
-    const std::string key = Key(number);
-    ASSERT_EQ(*world_.store->Delete(TestSpace(), {key}, false), 1);
-  }
 
   SnapshotWorld world_{[] {
     SnapshotWorld::Setup setup{.device = 3'000};
@@ -69,8 +65,7 @@ TEST_F(SnapshotWatchTest, TellsWhatHappensInOrder) {
   world.clock.Advance(absl::Seconds(1));
   world.Store(2);
   world.Store(2);  // is there
-  const std::string key = Key(2);
-  ASSERT_TRUE(world.store->Delete(TestSpace(), {key}, false).ok());
+  ASSERT_TRUE(world.Delete({2}).ok());
   world.Store(3);
   world.Store(4);
   EXPECT_THAT(Take(*watch), ElementsAre("stored 1", "stored 2", "deleted 2", "stored 3", "evicted 1", "stored 4"));
@@ -102,7 +97,7 @@ TEST_F(SnapshotWatchTest, TellsWhatThereIsBeforeWhatHappens) {
   const std::unique_ptr<SnapshotWatch> watch = Watch(/*existing=*/true);
   EXPECT_EQ(wakes_, 0);
   world_.Store(3);
-  Delete(1);
+  ASSERT_EQ(*world_.Delete({1}), 1);
   // 1 has been stored and deleted before anybody asked.
   EXPECT_THAT(Take(*watch), ElementsAre("stored 2", "stored 3", "synced", "stored 3", "deleted 1"));
 }
@@ -112,8 +107,8 @@ TEST_F(SnapshotWatchTest, WhatThereIsComesInPiecesHoweverMuchItIs) {
   const std::unique_ptr<SnapshotWatch> watch = Watch(/*existing=*/true);
   std::vector<std::string> told = Take(*watch);
   EXPECT_EQ(told.size(), 1'024);
-  Delete(0);      // told already
-  Delete(2'000);  // not yet
+  ASSERT_EQ(*world_.Delete({0}), 1);      // told already
+  ASSERT_EQ(*world_.Delete({2'000}), 1);  // not yet
   while (told.back() != "synced" && told.size() < 10'000) {
     for (std::string& event : Take(*watch)) told.push_back(std::move(event));
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "kernels/copy_and_wait.h"
 
 namespace gdpcache::cache {
 namespace {
@@ -88,12 +89,11 @@ void SnapshotWorld::Fill(absl::Span<const SnapshotPart> parts, std::int64_t seed
     const std::int64_t layer = first_layer + static_cast<std::int64_t>(n);
     const std::string state = Content(parts[n].state.size, seed, layer, false);
     const std::string auxiliary = Content(parts[n].auxiliary.size, seed, layer, true);
-    EXPECT_TRUE(separate
-                    .CopyBytes({{parts[n].state.data, state.data(), state.size()},
-                                {parts[n].auxiliary.data, auxiliary.data(), auxiliary.size()}},
-                               *stream_)
+    EXPECT_TRUE(kernels::CopyAndWait(separate,
+                                     {{parts[n].state.data, state.data(), state.size()},
+                                      {parts[n].auxiliary.data, auxiliary.data(), auxiliary.size()}},
+                                     *stream_)
                     .ok());
-    EXPECT_TRUE(separate.Synchronize(*stream_).ok());
   }
 }
 
@@ -103,12 +103,11 @@ bool SnapshotWorld::Holds(absl::Span<const SnapshotPart> parts, std::int64_t see
   for (std::size_t layer = 0; layer < parts.size(); ++layer) {
     std::string state(parts[layer].state.size, '\0');
     std::string auxiliary(parts[layer].auxiliary.size, '\0');
-    EXPECT_TRUE(separate
-                    .CopyBytes({{state.data(), parts[layer].state.data, state.size()},
-                                {auxiliary.data(), parts[layer].auxiliary.data, auxiliary.size()}},
-                               *stream_)
+    EXPECT_TRUE(kernels::CopyAndWait(separate,
+                                     {{state.data(), parts[layer].state.data, state.size()},
+                                      {auxiliary.data(), parts[layer].auxiliary.data, auxiliary.size()}},
+                                     *stream_)
                     .ok());
-    EXPECT_TRUE(separate.Synchronize(*stream_).ok());
     const auto number = static_cast<std::int64_t>(layer);
     if (state != Content(state.size(), seed, number, false)) return false;
     if (auxiliary != Content(auxiliary.size(), seed, number, true)) return false;
@@ -129,6 +128,14 @@ absl::StatusOr<SnapshotOutcome> SnapshotWorld::StorePart(SessionKey session, std
   if (!draft.ok()) return draft.status();
   Fill(draft->parts(), number, layer);
   return store->Commit(*std::move(draft));
+}
+
+void SnapshotWorld::StoreMany(std::int64_t first, std::int64_t last, const SnapshotSpace& space) {
+  for (std::int64_t number = first; number <= last; ++number) {
+    ASSERT_EQ(Store(number, 64, space).result, SnapshotResult::kStored) << number;
+    store->WaitUntilIdle();
+    clock.Advance(absl::Seconds(1));
+  }
 }
 
 SnapshotOutcome SnapshotWorld::StoreParts(SessionKey session, std::int64_t number, std::int64_t position,
@@ -164,6 +171,12 @@ absl::StatusOr<std::shared_ptr<const TierCopy>> SnapshotWorld::Fetch(std::int64_
   return std::move(fetched->copy);
 }
 
+void SnapshotWorld::ExpectIntact(std::int64_t number, const SnapshotSpace& space) {
+  const absl::StatusOr<std::shared_ptr<const TierCopy>> copy = Fetch(number, space);
+  ASSERT_TRUE(copy.ok()) << number << ": " << copy.status();
+  EXPECT_TRUE(Holds((*copy)->parts(), number)) << number;
+}
+
 std::vector<TierKind> SnapshotWorld::Tiers(std::int64_t number, const SnapshotSpace& space) {
   for (const SnapshotSummary& summary : store->List(space, "", 1'000'000)) {
     if (summary.key == Key(number)) return summary.tiers;
@@ -181,6 +194,12 @@ absl::StatusOr<SnapshotStore::Pinned> SnapshotWorld::Pin(const std::vector<std::
                                                          const SnapshotSpace& space) {
   const std::vector<std::string> keys = Keys(numbers);
   return store->Pin(space, Views(keys), ttl);
+}
+
+absl::StatusOr<std::int64_t> SnapshotWorld::Delete(const std::vector<std::int64_t>& numbers, bool force,
+                                                   const SnapshotSpace& space) {
+  const std::vector<std::string> keys = Keys(numbers);
+  return store->Delete(space, Views(keys), force);
 }
 
 std::int64_t SnapshotWorld::used(TierKind kind) {

@@ -48,6 +48,8 @@ class SnapshotWorld {
   /// All layers at once, with the key's number as seed.
   SnapshotOutcome Store(std::int64_t number, std::int64_t position = 64, const SnapshotSpace& space = TestSpace(),
                         TierKind kind = TierKind::kDevice);
+  /// Numbers `first` to `last`, a second apart; the background finishes after each.
+  void StoreMany(std::int64_t first, std::int64_t last, const SnapshotSpace& space = TestSpace());
   /// Layer by layer; the outcome of the last one.
   SnapshotOutcome StoreParts(SessionKey session, std::int64_t number, std::int64_t position = 64,
                              const SnapshotSpace& space = TestSpace());
@@ -59,12 +61,15 @@ class SnapshotWorld {
   std::vector<std::int64_t> Numbers(std::int64_t end, const SnapshotSpace& space = TestSpace());
   /// Waits for it.
   absl::StatusOr<std::shared_ptr<const TierCopy>> Fetch(std::int64_t number, const SnapshotSpace& space = TestSpace());
+  void ExpectIntact(std::int64_t number, const SnapshotSpace& space = TestSpace());
   std::vector<TierKind> Tiers(std::int64_t number, const SnapshotSpace& space = TestSpace());
   std::optional<SnapshotStore::Lookup> Lookup(const std::vector<std::int64_t>& numbers,
                                               absl::Duration lease = absl::ZeroDuration(),
                                               const SnapshotSpace& space = TestSpace());
   absl::StatusOr<SnapshotStore::Pinned> Pin(const std::vector<std::int64_t>& numbers, absl::Duration ttl,
                                             const SnapshotSpace& space = TestSpace());
+  absl::StatusOr<std::int64_t> Delete(const std::vector<std::int64_t>& numbers, bool force = false,
+                                      const SnapshotSpace& space = TestSpace());
   std::int64_t used(TierKind kind);
   std::vector<std::string> log();
 
