@@ -195,7 +195,7 @@ std::vector<Subcommand> AddBench(CLI::App* app) {
     throw CLI::ValidationError("--only", absl::StrCat("'", absl::StrJoin(options->only, "', '"), "' is in none of ",
                                                       absl::StrJoin(names, ", ")));
   });
-  return {{parser, [options, quick] { return RunBench(*options); }}};
+  return {{parser, [options] { return RunBench(*options); }}};
 }
 
 }  // namespace gdpcache::command

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/command/bench/interruption.h"
+#include "client/command/bench/rounds.h"
 #include "gdpcache/client.h"
 
 namespace gdpcache::bench {
@@ -49,13 +50,9 @@ absl::StatusOr<Member> MakeMember(const CrowdPlan& plan, const std::string& cach
 }
 
 absl::StatusOr<absl::Duration> CallOnce(Member& member, CrowdCall call) {
-  if (call != CrowdCall::kEmpty) {
-    return member.workload->RunPrefill(member.session, member.slot,
-                                       call == CrowdCall::kShared ? Transport::kSharedMemory : Transport::kUnary);
-  }
-  const absl::Time start = absl::Now();
-  if (const absl::StatusOr<absl::Duration> left = member.session.KeepAlive(); !left.ok()) return left.status();
-  return absl::Now() - start;
+  if (call == CrowdCall::kEmpty) return Timed([&] { return member.session.KeepAlive().status(); });
+  return member.workload->RunPrefill(member.session, member.slot,
+                                     call == CrowdCall::kShared ? Transport::kSharedMemory : Transport::kUnary);
 }
 
 /// Processor time of a process so far; 0 names this one.

@@ -5,28 +5,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/command/bench/measurements.h"
-#include "client/command/bench/memory_copy.h"
 #include "client/command/bench/request_states.h"
 #include "client/command/bench/rounds.h"
 #include "client/command/bench/statistics.h"
 
 namespace gdpcache::bench {
 namespace {
-
-absl::Status MeasureCopy(Run& run, RequestStates& states) {
-  const std::string name = "slots/copy";
-  run.Begin(name);
-  MemoryCopy memory(states.bytes());
-  const std::vector<SlotCopy> copies = {{states.slot(), {states.other_slot()}}};
-  const auto empty = [&] { return Timed([&] { return states.session().KeepAlive().status(); }); };
-  const auto plain = [&]() -> absl::StatusOr<absl::Duration> { return memory.Run(); };
-  const auto copy = [&] { return Timed([&] { return states.session().CopySlots(copies); }); };
-  const absl::StatusOr<std::vector<std::vector<double>>> samples = MeasureInTurn({empty, plain, copy}, run.seconds());
-  if (!samples.ok()) return samples.status();
-  run.Add(Latency(name, (*samples)[2], {{"memory copy", Median((*samples)[1])}, {"empty RPC", Median((*samples)[0])}},
-                  states.bytes()));
-  return absl::OkStatus();
-}
 
 /// `call` moves the states, `up` bytes to the server and `down` bytes back.
 absl::Status MeasureTransfer(Run& run, const std::string& name, std::int64_t up, std::int64_t down, TimedCall call) {
@@ -47,7 +31,9 @@ absl::Status MeasureSlots(Run& run) {
   absl::StatusOr<RequestStates> states = RequestStates::Create(run);
   if (!states.ok()) return states.status();
   if (run.Picked("slots/copy")) {
-    if (absl::Status status = MeasureCopy(run, *states); !status.ok()) return status;
+    const std::vector<SlotCopy> copies = {{states->slot(), {states->other_slot()}}};
+    const auto copy = [&] { return Timed([&] { return states->session().CopySlots(copies); }); };
+    if (absl::Status status = MeasureCopying(run, *states, "slots/copy", copy); !status.ok()) return status;
   }
   if (run.Picked("slots/read")) {
     const auto read = [&] { return Timed([&] { return states->Read(); }); };

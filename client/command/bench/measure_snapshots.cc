@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "client/command/bench/measurements.h"
-#include "client/command/bench/memory_copy.h"
 #include "client/command/bench/request_states.h"
 #include "client/command/bench/rounds.h"
 #include "client/command/bench/statistics.h"
@@ -39,7 +38,7 @@ std::string RandomKey() {
 /// Snapshots of one slot, and what becomes of them. Those that are left go with the object.
 class Snapshots {
  public:
-  Snapshots(Run& run, RequestStates& states) : run_(run), states_(states), memory_(states.bytes()) {}
+  Snapshots(Run& run, RequestStates& states) : run_(run), states_(states) {}
   Snapshots(const Snapshots&) = delete;
   Snapshots& operator=(const Snapshots&) = delete;
   ~Snapshots() { Drop().IgnoreError(); }
@@ -49,7 +48,7 @@ class Snapshots {
       if (absl::Status status = Drop(); !status.ok()) return status;
       return Timed([&] { return Save(); });
     };
-    return MeasureCopying(kSave, save);
+    return MeasureCopying(run_, states_, kSave, save);
   }
 
   /// The worst of the ordinary cases: only the shortest prefix is there.
@@ -76,7 +75,7 @@ class Snapshots {
   /// Of what was saved, which is in the first tier.
   absl::Status MeasureRestoreSaved(const char* name) {
     if (absl::Status status = SaveOne(); !status.ok()) return status;
-    return MeasureCopying(name, [&] { return Timed([&] { return Restore(); }); });
+    return MeasureCopying(run_, states_, name, [&] { return Timed([&] { return Restore(); }); });
   }
 
   /// Of what was imported, which goes to the host tier: anew each time, since what is used twice moves up.
@@ -92,23 +91,10 @@ class Snapshots {
       if (absl::Status status = Import(file); !status.ok()) return status;
       return Timed([&] { return Restore(); });
     };
-    return MeasureCopying(kRestoreHost, restore);
+    return MeasureCopying(run_, states_, kRestoreHost, restore);
   }
 
  private:
-  /// What copies a slot's states, against a copy of as many bytes and an empty RPC.
-  absl::Status MeasureCopying(const char* name, TimedCall call) {
-    run_.Begin(name);
-    const auto empty = [&] { return Timed([&] { return states_.session().KeepAlive().status(); }); };
-    const auto plain = [&]() -> absl::StatusOr<absl::Duration> { return memory_.Run(); };
-    const absl::StatusOr<std::vector<std::vector<double>>> samples =
-        MeasureInTurn({empty, plain, call}, run_.seconds());
-    if (!samples.ok()) return samples.status();
-    run_.Add(Latency(name, (*samples)[2],
-                     {{"memory copy", Median((*samples)[1])}, {"empty RPC", Median((*samples)[0])}}, states_.bytes()));
-    return absl::OkStatus();
-  }
-
   absl::Status SaveOne() { return key_.empty() ? Save() : absl::OkStatus(); }
 
   absl::Status Save() {
@@ -152,7 +138,6 @@ class Snapshots {
 
   Run& run_;
   RequestStates& states_;
-  MemoryCopy memory_;
   std::string key_;  // of the snapshot there is; empty: none
 };
 

@@ -2,6 +2,9 @@
 
 #include <cstddef>
 
+#include "client/command/bench/memory_copy.h"
+#include "client/command/bench/statistics.h"
+
 namespace gdpcache::bench {
 namespace {
 
@@ -39,6 +42,18 @@ absl::Status RequestStates::Write() {
   update.positions = positions;
   update.state = {DataType::kFloat32, Shape(), values_.data()};
   return lease_.session.WriteSlots(update);
+}
+
+absl::Status MeasureCopying(Run& run, RequestStates& states, const std::string& name, TimedCall copy) {
+  run.Begin(name);
+  MemoryCopy memory(states.bytes());
+  const auto empty = [&] { return Timed([&] { return states.session().KeepAlive().status(); }); };
+  const auto plain = [&]() -> absl::StatusOr<absl::Duration> { return memory.Run(); };
+  const absl::StatusOr<std::vector<std::vector<double>>> samples = MeasureInTurn({empty, plain, copy}, run.seconds());
+  if (!samples.ok()) return samples.status();
+  run.Add(Latency(name, (*samples)[2], {{"memory copy", Median((*samples)[1])}, {"empty RPC", Median((*samples)[0])}},
+                  states.bytes()));
+  return absl::OkStatus();
 }
 
 }  // namespace gdpcache::bench

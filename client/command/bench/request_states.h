@@ -2,11 +2,13 @@
 #define GDPCACHE_CLIENT_COMMAND_BENCH_REQUEST_STATES_H_
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/command/bench/rounds.h"
 #include "client/command/bench/run.h"
 
 namespace gdpcache::bench {
@@ -35,6 +37,9 @@ class RequestStates {
   Lease lease_;
   std::vector<float> values_;
 };
+
+/// Adds what a copy of the states on the server takes, against one of as many bytes in memory and an empty RPC.
+absl::Status MeasureCopying(Run& run, RequestStates& states, const std::string& name, TimedCall copy);
 
 }  // namespace gdpcache::bench
 
