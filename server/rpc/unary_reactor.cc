@@ -2,6 +2,9 @@
 
 namespace gdpcache::rpc {
 
+UnaryReactor::UnaryReactor() = default;
+UnaryReactor::~UnaryReactor() = default;
+
 void UnaryReactor::Answer(const grpc::Status& status) {
   { const std::lock_guard lock(mutex_); }  // OnDone comes behind what was done before
   Finish(status);

@@ -13,6 +13,7 @@ namespace gdpcache::rpc {
 /// whatever gRPC calls, and before the answer, so that the order gRPC guarantees is visible to ThreadSanitizer, too.
 class UnaryReactor : public grpc::ServerUnaryReactor {
  public:
+  ~UnaryReactor() override;
   void OnCancel() final;
   void OnDone() final;
   /// Both may run on whichever of gRPC's threads finds out, below Finish, too. Waking another one for each RPC, as gRPC
@@ -20,7 +21,7 @@ class UnaryReactor : public grpc::ServerUnaryReactor {
   bool InternalInlineable() final { return true; }
 
  protected:
-  UnaryReactor() = default;
+  UnaryReactor();
 
   /// Sends the answer. Once, on any thread, without the mutex; nothing of this object may be used afterwards.
   void Answer(const grpc::Status& status);
