@@ -33,12 +33,14 @@
 #include "server/config/config.h"
 #include "server/engine/engine.h"
 #include "server/grpc_log.h"
+#include "server/observe/free_memory.h"
 #include "server/observe/logging.h"
 #include "server/observe/metrics_endpoint.h"
 #include "server/observe/out_of_memory.h"
 #include "server/open_access.h"
 #include "server/open_snapshots.h"
 #include "server/rpc/control/caches.h"
+#include "server/rpc/deadline_thread.h"
 #include "server/rpc/metrics/server_metrics.h"
 #include "server/rpc/metrics/state_metrics.h"
 #include "server/rpc/server.h"
@@ -137,6 +139,9 @@ void FlushSnapshots(cache::SnapshotStore& snapshots, absl::Duration limit) {
     spdlog::info("{} written to disk", cache::Counted(flushed.written, "snapshot"));
   }
 }
+
+// How often an idle server looks for free memory to give back.
+constexpr absl::Duration kFreeMemoryPeriod = absl::Seconds(5);
 
 // As many connections, regions and files as the process may have: what the soft limit usually allows is for programs
 // that use select().
@@ -246,6 +251,11 @@ absl::Status Serve(const config::Config& config) {
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
       rpc::Server::Start(server_options, device, catalog, **engine, **snapshots, clock, metrics);
   if (!server.ok()) return server.status();
+  rpc::DeadlineThread free_memory(clock, [&clock, &admission = (*engine)->admission()] {
+    if (admission.calls() == 0) observe::GiveBackFreeMemory();
+    return clock.Now() + kFreeMemoryPeriod;
+  });
+  free_memory.Expect(clock.Now() + kFreeMemoryPeriod);
   spdlog::info("serving on {} ({}), {} bytes of state memory", device.backend, device.device,
                limits.state_memory_bytes);
   PrintReady(**server, config, device.backend, endpoint == nullptr ? "" : endpoint->address());

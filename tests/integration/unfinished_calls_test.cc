@@ -1,12 +1,16 @@
 // Calls whose clients announce a message and never send the whole of it: gRPC keeps what has come, and the server keeps
 // that in bounds.
 
+#include <unistd.h>
+
 #include <cstdint>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/access_support.h"
@@ -187,6 +191,30 @@ TEST(UntakenAnswers, CountAsStagingMemory) {
   EXPECT_TRUE(test::Eventually([&] { return test::CallRaw(channel, kListSlots, request).status.ok(); }));
   EXPECT_TRUE(test::Eventually([&] { return client.GetServerInfo().staging_used_bytes() == 0; }));
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they keep what has been freed
+TEST(LargeAnswers, GiveTheirMemoryBackToTheSystem) {
+  test::ServerProcess server;
+  const auto channel = test::Connect(server.tcp_address());
+  test::ControlClient client(channel);
+  constexpr std::int64_t kSlots = 200'000;
+  client.CreateCache(test::ControlClient::SmallCache("a", kSlots));
+  client.AcquireSlots(client.OpenSession("a", 0, std::string(128, 'c')), kSlots);
+  const auto memory = [&server] {
+    std::int64_t total = 0;
+    std::int64_t resident = 0;
+    std::ifstream(absl::StrCat("/proc/", server.process().pid(), "/statm")) >> total >> resident;
+    return resident * sysconf(_SC_PAGESIZE);
+  };
+  const std::int64_t before = memory();
+  const test::RawAnswer answer = test::CallRaw(channel, "/gdpcache.v1.StateCache/ListSlots",
+                                               "\x0a\x01"
+                                               "a");
+  ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+  ASSERT_GT(answer.bytes.size(), 128u * kSlots);
+  EXPECT_TRUE(test::Eventually([&] { return memory() < before + 32 * kMebibyte; })) << memory() - before;
+}
+#endif
 
 TEST(Health, AnswersWhatIsNotItsProtocolWithAnError) {
   const test::ServerProcess server;
