@@ -2,6 +2,7 @@
 #define GDPCACHE_KERNELS_MEMORY_SHARING_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -48,6 +49,11 @@ class MemorySharing {
   virtual bool HasHappened(void* event) = 0;
   /// The event happens when all earlier work of the stream is complete.
   virtual absl::Status RecordEvent(void* event, Stream& stream) = 0;
+
+  /// `word`, in memory that is pinned, gets `value` when all earlier work of the stream is complete and to be seen by
+  /// the host and by the device's other streams, those of other processes included. An error, after which nothing has
+  /// been queued, where the device cannot.
+  virtual absl::Status WriteValue(std::uint32_t* word, std::uint32_t value, Stream& stream) = 0;
 };
 
 }  // namespace gdpcache::kernels

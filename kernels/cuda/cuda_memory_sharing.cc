@@ -28,24 +28,26 @@ absl::Status HandleStatus(cudaError_t error, absl::string_view what) {
 
 using AddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
 
-/// The driver's function that tells how large an allocation is; nullptr without a driver that has it.
-AddressRange FindAddressRange() {
+using StreamWriteValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
+
+/// A function of the driver; nullptr without a driver that has it.
+template <typename Function>
+Function FindFunction(const char* name) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result{};
-  if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000, cudaEnableDefault, &result) !=
-          cudaSuccess ||
+  if (cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result) != cudaSuccess ||
       result != cudaDriverEntryPointSuccess) {
     ForgetError();
     return nullptr;
   }
-  return reinterpret_cast<AddressRange>(function);
+  return reinterpret_cast<Function>(function);
 }
 
 }  // namespace
 
 absl::Status CudaMemorySharing::Pin(void* data, std::size_t size) {
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
-  const cudaError_t error = cudaHostRegister(data, size, cudaHostRegisterPortable);
+  const cudaError_t error = cudaHostRegister(data, size, cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (error == cudaSuccess) return absl::OkStatus();
   ForgetError();
   return ToStatus(error, absl::StrCat("pinning ", size, " bytes of shared memory"));
@@ -57,7 +59,7 @@ void CudaMemorySharing::Unpin(void* data) noexcept {
 }
 
 absl::StatusOr<MemorySharing::DeviceMemory> CudaMemorySharing::OpenMemory(absl::string_view handle) {
-  static const AddressRange kAddressRange = FindAddressRange();
+  static const auto kAddressRange = FindFunction<AddressRange>("cuMemGetAddressRange");
   if (kAddressRange == nullptr) return absl::UnimplementedError("the driver does not tell how large memory is");
   cudaIpcMemHandle_t ipc;
   if (handle.size() != sizeof(ipc)) return absl::InvalidArgumentError("handle: is of the wrong size");
@@ -115,6 +117,26 @@ absl::Status CudaMemorySharing::RecordEvent(void* event, Stream& stream) {
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
   GDPCACHE_RETURN_IF_CUDA_ERROR(
       cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<CudaStream&>(stream).get()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaMemorySharing::WriteValue(std::uint32_t* word, std::uint32_t value, Stream& stream) {
+  static const auto kWriteValue = FindFunction<StreamWriteValue>("cuStreamWriteValue32");
+  if (kWriteValue == nullptr) return absl::UnimplementedError("the driver's streams write no values");
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+  cudaPointerAttributes attributes = {};
+  if (const cudaError_t error = cudaPointerGetAttributes(&attributes, word);
+      error != cudaSuccess || attributes.devicePointer == nullptr) {
+    ForgetError();
+    return absl::InvalidArgumentError("the word is out of the device's reach");
+  }
+  // By default the write comes behind a fence for the whole system.
+  if (const CUresult result =
+          kWriteValue(static_cast<CudaStream&>(stream).get(), reinterpret_cast<CUdeviceptr>(attributes.devicePointer),
+                      value, CU_STREAM_WRITE_VALUE_DEFAULT);
+      result != CUDA_SUCCESS) {
+    return absl::UnimplementedError(absl::StrCat("CUDA: cuStreamWriteValue32 failed with ", static_cast<int>(result)));
+  }
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 #define GDPCACHE_KERNELS_CUDA_CUDA_MEMORY_SHARING_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -25,6 +26,7 @@ class CudaMemorySharing final : public MemorySharing {
   /// device is lost; if it is only the event, its client spoils its own results.
   bool HasHappened(void* event) override;
   absl::Status RecordEvent(void* event, Stream& stream) override;
+  absl::Status WriteValue(std::uint32_t* word, std::uint32_t value, Stream& stream) override;
 
  private:
   const int device_;

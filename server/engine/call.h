@@ -35,7 +35,7 @@ class Call {
   Call& operator=(const Call&) = delete;
   virtual ~Call() = default;
 
-  /// Takes the call's place in the order of its slots. At most once.
+  /// Takes the call's place in the order of its slots, as soon as it has what it needs for that. At most once.
   virtual void Start() = 0;
 
   /// Ends the call with `reason` unless its commit has begun or it is over. Never blocks for long.

@@ -14,7 +14,7 @@ namespace {
 
 constexpr absl::Duration kShortestPause = absl::Microseconds(20);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(10);
-constexpr int kPausesInAWait = 32;
+constexpr int kPausesInAWait = 128;
 
 }  // namespace
 

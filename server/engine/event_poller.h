@@ -13,7 +13,7 @@ namespace gdpcache::engine {
 
 /// Notices what happens on a device, for those who must not block a thread by waiting for it. A thread of its own looks
 /// at everything that is watched, again and again: after 20 us for the first time, and then so often that it is late by
-/// no more than a few per cent of the wait, and never by more than about 10 ms. It sleeps while nothing is watched.
+/// no more than a per cent of the wait, and never by more than about 10 ms. It sleeps while nothing is watched.
 /// Thread-safe.
 class EventPoller {
  public:

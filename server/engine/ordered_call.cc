@@ -51,12 +51,12 @@ absl::Status OrderedCall::Admit() {
   return absl::OkStatus();
 }
 
-void OrderedCall::Prepared(absl::Status status) {
+void OrderedCall::Prepared(absl::Status status, bool may_run_here) {
   Lock lock(mutex_);
   if (EndedLocked().has_value()) return;
   prepared_ = true;
   if (!status.ok()) failure_ = std::move(status);
-  AdvanceLocked(std::move(lock), false);
+  AdvanceLocked(std::move(lock), may_run_here);
 }
 
 void OrderedCall::TakePlaces(bool may_run_here) {

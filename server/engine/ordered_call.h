@@ -51,7 +51,8 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   /// Begins to get what the call needs before it takes its place in the order of its slots. Prepared tells, maybe
   /// before this returns, that it is there, or why it is not; what comes after the call's end is to be dropped.
   virtual void Prepare() { Prepared(absl::OkStatus()); }
-  void Prepared(absl::Status status);
+  /// `may_run_here`: the first step on this thread, see MayRunHere.
+  void Prepared(absl::Status status, bool may_run_here = false);
 
   /// Makes sure of the slots that the call needs; runs under the cache's arrivals().
   virtual absl::StatusOr<Places> Arrive() = 0;
@@ -62,7 +63,8 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   /// One step, without the mutex. True when the call is complete. Must change no slot before BeginCommit.
   virtual absl::StatusOr<bool> RunStep(kernels::Stream& stream) = 0;
 
-  /// Whether the first step, if no other call is ahead, may run on the thread that starts the call.
+  /// Whether the first step, if no other call is ahead, may run on the thread that starts the call, or tells that it is
+  /// prepared.
   virtual Executor::Here MayRunHere() const { return Executor::Here::kNever; }
   /// For a few copies within the cache. A device takes longer for them than the thread may wait.
   Executor::Here HereIfSmall(bool is_small) const {

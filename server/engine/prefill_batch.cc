@@ -61,14 +61,18 @@ class PrefillBatch {
     if (!IsUnderWay()) End();
   }
 
-  /// Whether the work goes on, for calls that have been answered.
+  /// Whether the work goes on, for calls that have handed their slots over.
   bool IsUnderWay() const { return launched_ != nullptr; }
 
   /// Whether it does not any more. True also when that cannot be found out, which is then the status of these calls.
   bool HasEnded() {
     const absl::StatusOr<bool> happened = environment_.backend.HasHappened(*launched_);
     if (happened.ok() && !*happened) return false;
-    if (!happened.ok()) FailAnswered(happened.status());
+    if (happened.ok()) {
+      EndHandedOver();
+    } else {
+      FailHandedOver(happened.status());
+    }
     launched_ = nullptr;
     End();
     return true;
@@ -77,7 +81,7 @@ class PrefillBatch {
   /// Tells those whose work is not under way.
   void Tell() {
     for (Member& member : members_) {
-      if (member.call == nullptr || (IsUnderWay() && member.answered)) continue;
+      if (member.call == nullptr || (IsUnderWay() && member.handed_over)) continue;
       if (member.status.ok()) {
         member.call->StepDone(true);
       } else {
@@ -93,7 +97,7 @@ class PrefillBatch {
     UnaryPrefill* call = nullptr;        // nullptr once it has been told
     std::shared_ptr<OrderedCall> owner;  // of `call`
     absl::Status status;                 // an error: it takes no part any more
-    bool answered = false;
+    bool handed_over = false;
     Segment segment = {};
     SegmentMemory host = {};     // as the call has it
     SegmentMemory reached = {};  // as the arithmetic reaches it
@@ -112,10 +116,21 @@ class PrefillBatch {
     for (Member& member : members_) member.status.Update(status);
   }
 
+  /// Of those whose work has gone on, what is left to be done.
+  void EndHandedOver() {
+    const absl::Time computed = cache::SteadyNow();
+    ForEachActive([&](Member& member) {
+      if (!member.handed_over || member.call->IsAnsweredEarly()) return;
+      UnaryPrefill& call = *member.call;
+      call.CompleteOnHost();
+      SetTiming(call.result_.timing, call.created_, staged_, computed);
+    });
+  }
+
   /// Their slots are others' by now, so nothing but the loss of the device could explain what these hold.
-  void FailAnswered(const absl::Status& status) {
+  void FailHandedOver(const absl::Status& status) {
     for (Member& member : members_) {
-      if (member.answered) {
+      if (member.handed_over) {
         member.status.Update(
             absl::UnavailableError(absl::StrCat("a prefill that was launched has failed: ", status.message())));
       }
@@ -258,55 +273,60 @@ class PrefillBatch {
 
   /// Launches what is left and completes it.
   void Commit() {
-    const absl::Time staged = cache::SteadyNow();
+    staged_ = cache::SteadyNow();
     ForEachActive([](Member& member) { member.status = member.call->BeginCommit(); });
     RunRecurrences();
     ForEachActive([this](Member& member) {
       member.status = member.call->CompleteOnDevice(member.host, member.segment, *stream_);
     });
     DownloadResults();
-    std::shared_ptr<kernels::Event> launched = AnswerEarly(staged);
+    std::shared_ptr<kernels::Event> launched = HandOver();
     if (launched != nullptr && own_stream_ != nullptr) {
       launched_ = std::move(launched);
       return;
     }
     if (absl::Status status = environment_.backend.Synchronize(*stream_); !status.ok()) {
-      FailAnswered(status);
+      FailHandedOver(status);
       return FailAll(status);
     }
+    EndHandedOver();
     const absl::Time computed = cache::SteadyNow();
     for (const Result& result : results_) {
       if (!result.member->status.ok()) continue;
       std::memcpy(result.to, host_block_.data() + result.offset, static_cast<std::size_t>(result.bytes));
     }
     ForEachActive([&](Member& member) {
-      if (member.answered) return;
+      if (member.handed_over) return;
       UnaryPrefill& call = *member.call;
       if (!member.host.on_device.v_new) ZeroUnusedRows(call.plan_, member.segment, member.host.v_new);
+      call.CompleteOnHost();
       AdvancePositions(call.plan_, call.cache());
       call.result_.positions = Positions(call.plan_, call.cache());
-      SetTiming(call.result_.timing, call.created_, staged, computed);
+      SetTiming(call.result_.timing, call.created_, staged_, computed);
     });
   }
 
-  /// Those whose results are all in the device's memory need not wait, nor need later calls on their slots: their
-  /// clients wait for the done event, and these calls' streams for the one that is returned; nullptr if there is none
-  /// of this kind.
-  std::shared_ptr<kernels::Event> AnswerEarly(absl::Time staged) {
+  /// Later calls on the slots of those whose results are all in the device's memory need not wait: their streams wait
+  /// for the event that is returned, nullptr if there is none of this kind. Nor need their clients, if they wait for
+  /// the done event alone.
+  std::shared_ptr<kernels::Event> HandOver() {
     std::shared_ptr<kernels::Event> launched;
+    bool is_refused = false;  // then they wait
     ForEachActive([&](Member& member) {
       UnaryPrefill& call = *member.call;
-      if (!call.EndsOnDevice()) return;
+      if (!call.EndsOnDevice() || is_refused) return;
       if (launched == nullptr) {
         absl::StatusOr<std::unique_ptr<kernels::Event>> event = environment_.backend.Record(*stream_);
-        if (!event.ok()) return;  // then they wait
+        is_refused = !event.ok();
+        if (is_refused) return;
         launched = *std::move(event);
       }
       AdvancePositions(call.plan_, call.cache());
       call.result_.positions = Positions(call.plan_, call.cache());
-      member.answered = true;
+      member.handed_over = true;
       call.HandOver(launched);
-      SetTiming(call.result_.timing, call.created_, staged, cache::SteadyNow());
+      if (!call.IsAnsweredEarly()) return;
+      SetTiming(call.result_.timing, call.created_, staged_, cache::SteadyNow());
       call.Answer();
     });
     return launched;
@@ -354,6 +374,7 @@ class PrefillBatch {
   kernels::Stream* stream_ = nullptr;
   std::shared_ptr<kernels::Event> launched_;  // behind work that is under way still
   absl::Time started_;
+  absl::Time staged_;
   std::vector<Member> members_;
 
   std::vector<StagingBuffer> decays_;

@@ -16,8 +16,9 @@ namespace gdpcache::engine {
 /// are copied only where the arithmetic does not reach them, and then all together. A sequence's results do not depend
 /// on what else is in a launch, so they are the same bits as alone.
 ///
-/// Those that end on the device are told as soon as they are launched, and hand their slots over. If all do, the launch
-/// gets a stream of its own while there are some, and the poller notices its end; else this waits for it on `stream`.
+/// Those that end on the device hand their slots over as soon as they are launched, and are told then if they are to be
+/// answered early. If all do, the launch gets a stream of its own while there are some, and the poller notices its end;
+/// else this waits for it on `stream`.
 absl::AnyInvocable<void()> RunPrefillBatch(const Environment& environment, absl::Span<UnaryPrefill* const> calls,
                                            kernels::Stream& stream);
 

@@ -38,6 +38,12 @@ struct OutputPlaces {
   RegionPlace final_state;
 };
 
+/// A word to be set when the call's results are complete.
+struct DoneFlag {
+  RegionPlace place;
+  std::uint32_t value = 0;
+};
+
 /// One call of the recurrence as its caller sent it; prefill.proto documents the fields. Points into the caller's
 /// message, which must outlive it.
 struct PrefillRequest {
@@ -68,6 +74,7 @@ struct PrefillRequest {
   OutputPlaces outputs;
   const cache::Region* ready_event = nullptr;  // nullptr: none
   const cache::Region* done_event = nullptr;
+  DoneFlag done_flag;
   std::vector<std::shared_ptr<const cache::Region>> regions;  // all that places and events name, each once
   kernels::Precision precision = kernels::Precision::kDefault;
   std::vector<SnapshotDirective> snapshots;

@@ -1,6 +1,7 @@
 #include "server/engine/shared_places.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -35,9 +36,9 @@ std::vector<Item> Inputs(const PrefillRequest& request, const PrefillPlan& plan)
 }
 
 std::vector<Item> Results(const PrefillRequest& request, const PrefillPlan& plan) {
-  return {{"h", &request.outputs.h, nullptr, plan.h_bytes},
-          {"v_new", &request.outputs.v_new, nullptr, plan.v_new_bytes},
-          {"final_state", &request.outputs.final_state, nullptr, plan.final_state_bytes}};
+  return {{"outputs.h", &request.outputs.h, nullptr, plan.h_bytes},
+          {"outputs.v_new", &request.outputs.v_new, nullptr, plan.v_new_bytes},
+          {"outputs.final_state", &request.outputs.final_state, nullptr, plan.final_state_bytes}};
 }
 
 void* DataOf(const RegionPlace& place) { return place.region != nullptr ? place.data() : nullptr; }
@@ -52,6 +53,17 @@ bool Overlap(const Item& a, const Item& b) {
 absl::Status CheckEvent(absl::string_view field, const cache::Region* event) {
   if (event == nullptr || event->kind() == cache::RegionKind::kCudaEvent) return absl::OkStatus();
   return InvalidField(field, "is memory; it must be an event");
+}
+
+absl::Status CheckFlag(const RegionPlace& place) {
+  if (place.region == nullptr) return absl::OkStatus();
+  if (absl::Status status = CheckPlace("done_flag.place", place, sizeof(DoneFlag::value), alignof(std::uint32_t));
+      !status.ok()) {
+    return status;
+  }
+  // The client has to be able to set it, too.
+  if (place.region->kind() == cache::RegionKind::kSystem) return absl::OkStatus();
+  return InvalidField("done_flag.place.region", "is memory of the GPU; it must be system memory");
 }
 
 template <typename Wanted>
@@ -83,19 +95,21 @@ absl::Status CheckDestinations(const PrefillRequest& request, const PrefillPlan&
                       "output_final_state is not set", plan.final_state_bytes, kernels::DataType::kFloat32));
   status.Update(CheckEvent("ready_event", request.ready_event));
   status.Update(CheckEvent("done_event", request.done_event));
+  status.Update(CheckFlag(request.done_flag.place));
   if (!status.ok()) return status;
 
   std::vector<Item> items = Inputs(request, plan);
-  for (const Item& result : Results(request, plan)) {
-    if (IsInline(result)) continue;
+  std::vector<Item> written = Results(request, plan);
+  written.push_back({"done_flag", &request.done_flag.place, nullptr, sizeof(DoneFlag::value)});
+  for (const Item& item : written) {
+    if (IsInline(item)) continue;
     for (const Item& other : items) {
-      if (!Overlap(result, other)) continue;
+      if (!Overlap(item, other)) continue;
       return InvalidField(
-          absl::StrCat("outputs.", result.field),
-          absl::StrCat("has ", result.bytes, " bytes at offset ", result.place->offset, " of its region; ", other.field,
-                       " has ", other.bytes, " at ", other.place->offset, ": they overlap"));
+          item.field, absl::StrCat("has ", item.bytes, " bytes at offset ", item.place->offset, " of its region; ",
+                                   other.field, " has ", other.bytes, " at ", other.place->offset, ": they overlap"));
     }
-    items.push_back(result);
+    items.push_back(item);
   }
   return absl::OkStatus();
 }
@@ -123,6 +137,10 @@ SegmentMemory MemoryOf(const PrefillRequest& request) {
                       .v_new = request.outputs.v_new.on_device(),
                       .final_state = request.outputs.final_state.on_device()};
   return memory;
+}
+
+std::uint32_t* FlagOf(const PrefillRequest& request) {
+  return static_cast<std::uint32_t*>(DataOf(request.done_flag.place));
 }
 
 std::int64_t InlineInputBytes(const PrefillRequest& request, const PrefillPlan& plan) {

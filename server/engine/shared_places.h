@@ -12,7 +12,8 @@
 namespace gdpcache::engine {
 
 /// Checks what PlanPrefill has not: that each destination is of a result that is asked for, lies inside its region and
-/// overlaps no other tensor, and that the events are events. INVALID_ARGUMENT names the field and both values.
+/// overlaps no other tensor, that the events are events, and that the done flag is a word of system memory that nothing
+/// else of the call overlaps. INVALID_ARGUMENT names the field and both values.
 absl::Status CheckDestinations(const PrefillRequest& request, const PrefillPlan& plan);
 
 /// Where an input of a planned call is.
@@ -20,6 +21,9 @@ const void* DataOf(const TensorArgument& tensor);
 
 /// Where the tensors of a planned call are; results that have no place in shared memory are nullptr.
 SegmentMemory MemoryOf(const PrefillRequest& request);
+
+/// The done flag of a planned call; nullptr: none.
+std::uint32_t* FlagOf(const PrefillRequest& request);
 
 /// Bytes of the call's inputs, and of its results, that travel with the messages.
 std::int64_t InlineInputBytes(const PrefillRequest& request, const PrefillPlan& plan);

@@ -1,6 +1,7 @@
 #include "server/engine/unary_prefill.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <tuple>
 #include <utility>
@@ -115,6 +116,8 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
       auxiliary_(static_cast<const std::byte*>(DataOf(request.auxiliary_state))),
       ready_event_(request.ready_event),
       done_event_(request.done_event),
+      done_flag_(FlagOf(request)),
+      done_value_(request.done_flag.value),
       regions_(request.regions),
       has_snapshots_(!request.snapshots.empty()),
       share_(MergedShare(environment, request, plan_)),
@@ -125,35 +128,33 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
       done_(std::move(done)),
       created_(cache::SteadyNow()) {}
 
-absl::StatusOr<Places> UnaryPrefill::Arrive() {
-  absl::StatusOr<Places> places = TakeSlots(plan_, context(), cache());
-  if (places.ok()) AwaitInputs();
-  return places;
-}
-
-void UnaryPrefill::AwaitInputs() {
-  if (ready_event_ != nullptr && !environment().backend.memory_sharing()->HasHappened(ready_event_->data())) {
-    return environment().poller.Watch(
-        [self = std::static_pointer_cast<UnaryPrefill>(shared_from_this())] { return self->LookForInputs(); });
+void UnaryPrefill::Prepare() {
+  if (ready_event_ == nullptr || environment().backend.memory_sharing()->HasHappened(ready_event_->data())) {
+    return Prepared(absl::OkStatus());
   }
-  const std::lock_guard lock(mutex());
-  inputs_ready_ = true;
+  environment().poller.Watch(
+      [self = std::static_pointer_cast<UnaryPrefill>(shared_from_this())] { return self->LookForInputs(); });
 }
 
 bool UnaryPrefill::LookForInputs() {
-  Lock lock(mutex());
-  if (EndedLocked().has_value()) return true;  // and the event may be gone
-  if (environment().backend.memory_sharing()->HasHappened(ready_event_->data())) {
-    inputs_ready_ = true;
-    AdvanceLocked(std::move(lock), launch_alone_);
+  bool are_there = false;
+  {
+    const std::lock_guard lock(mutex());
+    if (EndedLocked().has_value()) return true;  // and the event may be gone
+    are_there = environment().backend.memory_sharing()->HasHappened(ready_event_->data());
+  }
+  if (are_there) {
+    Prepared(absl::OkStatus(), launch_alone_);
     return true;
   }
   const absl::Duration limit = environment().options.max_ready_wait;
   if (cache::SteadyNow() - created_ < limit) return false;
-  FailLocked(std::move(lock), absl::DeadlineExceededError(
-                                  absl::StrCat("ready_event has not happened within ", absl::FormatDuration(limit))));
+  Prepared(
+      absl::DeadlineExceededError(absl::StrCat("ready_event has not happened within ", absl::FormatDuration(limit))));
   return true;
 }
+
+absl::StatusOr<Places> UnaryPrefill::Arrive() { return TakeSlots(plan_, context(), cache()); }
 
 Executor::Here UnaryPrefill::MayRunHere() const {
   // What is only launched keeps no thread, whatever it has to wait for; where it would, it may as well find company.
@@ -163,15 +164,18 @@ Executor::Here UnaryPrefill::MayRunHere() const {
 
 bool UnaryPrefill::EndsOnDevice() const {
   const auto ends = [](const void* result, bool on_device) { return result == nullptr || on_device; };
-  return done_event_ != nullptr && IsMergeable() && ends(memory_.h, memory_.on_device.h) &&
+  // Without a device of its own the backend has no work that goes on behind the host.
+  const bool is_told =
+      done_event_ != nullptr || (done_flag_ != nullptr && environment().backend.memory_sharing() != nullptr);
+  return is_told && IsMergeable() && ends(memory_.h, memory_.on_device.h) &&
          ends(memory_.v_new, memory_.on_device.v_new) && ends(memory_.final_state, memory_.on_device.final_state);
 }
 
 bool UnaryPrefill::IsMergeable() const {
   if (plan_.check_finite || plan_.has_auxiliary_state || has_snapshots_) return false;
   if (plan_.natural_decay && memory_.on_device.g) return false;  // has to come to the host first
-  // A done event is worth an early answer, even without company.
-  return share_ <= kLargestMergedShare || done_event_ != nullptr;
+  // What ends on the device keeps no worker, even without company.
+  return share_ <= kLargestMergedShare || done_event_ != nullptr || done_flag_ != nullptr;
 }
 
 MergeableTask* UnaryPrefill::AsMergeable(Executor::Here here) {
@@ -251,6 +255,7 @@ absl::Status UnaryPrefill::Execute(kernels::Stream& stream) {
   result_.timing.compute_us = absl::ToInt64Microseconds(computed - staged);
 
   if (!memory.on_device.v_new) ZeroUnusedRows(plan_, segment, memory.v_new);
+  CompleteOnHost();
   result_.positions = Positions(plan_, cache());
   const absl::Time ended = cache::SteadyNow();
   result_.timing.stage_out_us = absl::ToInt64Microseconds(ended - computed);
@@ -275,7 +280,7 @@ absl::Status UnaryPrefill::ConvertDecay(SegmentMemory& memory, float* converted,
 }
 
 absl::Status UnaryPrefill::CompleteOnDevice(const SegmentMemory& memory, const Segment& segment,
-                                            kernels::Stream& stream) const {
+                                            kernels::Stream& stream) {
   kernels::Backend& backend = environment().backend;
   absl::Status status;
   if (memory.on_device.v_new) {
@@ -285,8 +290,18 @@ absl::Status UnaryPrefill::CompleteOnDevice(const SegmentMemory& memory, const S
   if (status.ok() && done_event_ != nullptr) {
     status = backend.memory_sharing()->RecordEvent(done_event_->data(), stream);
   }
-  if (status.ok()) return status;
-  return absl::UnavailableError(absl::StrCat("results cannot be completed on the device: ", status.message()));
+  if (!status.ok()) {
+    return absl::UnavailableError(absl::StrCat("results cannot be completed on the device: ", status.message()));
+  }
+  if (done_flag_ != nullptr && EndsOnDevice()) {
+    device_sets_flag_ = backend.memory_sharing()->WriteValue(done_flag_, done_value_, stream).ok();
+  }
+  return absl::OkStatus();
+}
+
+void UnaryPrefill::CompleteOnHost() {
+  if (done_flag_ == nullptr || device_sets_flag_) return;
+  std::atomic_ref(*done_flag_).store(done_value_, std::memory_order_release);
 }
 
 void UnaryPrefill::Answer() { std::exchange(done_, nullptr)(result_); }

@@ -2,6 +2,7 @@
 #define GDPCACHE_SERVER_ENGINE_UNARY_PREFILL_H_
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -29,9 +30,10 @@ struct PrefillOutputs {
 
 /// A prefill whose tensors are all in memory. Computes in place, in one launch, which is its commit. Small ones that
 /// wait for a worker at the same time share their launch, see PrefillBatch. One whose results are all in the device's
-/// memory and that has a done event is over for its caller once it has been launched, and so are its slots for later
-/// calls, which come behind it on their streams; no thread waits for its end. One with a ready event keeps its place
-/// among the calls on its slots, but neither a thread nor a stream, until the event has happened.
+/// memory and that has a done event or a done flag leaves its slots to later calls once it has been launched, which
+/// come behind it on their streams; no thread waits for its end. With a done event alone it is over for its caller by
+/// then, too. One with a ready event takes its place among the calls on its slots when the event has happened; until
+/// then it keeps neither a thread nor a stream.
 class UnaryPrefill final : public OneStepCall, public MergeableTask {
  public:
   /// Validates and reserves; see Engine::Prefill.
@@ -61,23 +63,26 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
                std::shared_ptr<StagingAccount> staging, std::shared_ptr<StagingAccount> device_staging,
                PrefillDone done);
 
-  absl::StatusOr<Places> Arrive() override;
-  bool HasStep() const override { return inputs_ready_; }
-  Executor::Here MayRunHere() const override;
-  /// Has the ready event watched, if there is one that has not happened.
-  void AwaitInputs();
-  /// The watch: whether the inputs are there, or not wanted any more.
+  /// Waits for the ready event, if there is one.
+  void Prepare() override;
+  /// Whether that is over.
   bool LookForInputs();
+  absl::StatusOr<Places> Arrive() override;
+  Executor::Here MayRunHere() const override;
   bool IsMergeable() const;
-  /// Whether nothing is left for the host to do once the call has been launched.
+  /// Whether nothing is left for the host to do once the call has been launched, but maybe to tell of its end.
   bool EndsOnDevice() const;
+  /// Whether the caller is told before that.
+  bool IsAnsweredEarly() const { return EndsOnDevice() && done_flag_ == nullptr; }
   double StepWork() const override { return share_ + kLaunchWork; }
   absl::Status Execute(kernels::Stream& stream) override;
   /// Puts the call's decays, which are natural logarithms, into `converted`, in host memory, and `memory` onto that.
   absl::Status ConvertDecay(SegmentMemory& memory, float* converted, kernels::Stream& stream) const;
   /// What has to follow the arithmetic on the device itself. Comes behind work that cannot be taken back, so a refusal
   /// counts as the loss of the device: UNAVAILABLE.
-  absl::Status CompleteOnDevice(const SegmentMemory& memory, const Segment& segment, kernels::Stream& stream) const;
+  absl::Status CompleteOnDevice(const SegmentMemory& memory, const Segment& segment, kernels::Stream& stream);
+  /// What has to follow when all results are there.
+  void CompleteOnHost();
   void LetGo() override {
     staging_.reset();
     device_staging_.reset();
@@ -93,6 +98,8 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
   const std::byte* auxiliary_ = nullptr;
   const cache::Region* const ready_event_;
   const cache::Region* const done_event_;
+  std::uint32_t* const done_flag_;  // nullptr: none
+  const std::uint32_t done_value_;
   std::vector<std::shared_ptr<const cache::Region>> regions_;
   const bool has_snapshots_;
   const double share_;
@@ -103,7 +110,7 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
   PrefillDone done_;
   PrefillResult result_;
   absl::Time created_;
-  bool inputs_ready_ = false;  // guarded by mutex()
+  bool device_sets_flag_ = false;
 };
 
 }  // namespace gdpcache::engine

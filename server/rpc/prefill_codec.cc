@@ -177,6 +177,8 @@ absl::StatusOr<engine::PrefillRequest> DecodePrefill(const v1::PrefillRequest& r
   if (streamed && request.has_outputs()) status.Update(NotForStreams("outputs"));
   if (streamed && !request.ready_event().empty()) status.Update(NotForStreams("ready_event"));
   if (streamed && !request.done_event().empty()) status.Update(NotForStreams("done_event"));
+  if (streamed && request.has_done_flag()) status.Update(NotForStreams("done_flag"));
+  decoded.done_flag.value = request.done_flag().value();
   decoded.snapshots.reserve(static_cast<std::size_t>(request.snapshots_size()));
   for (const v1::SnapshotDirective& directive : request.snapshots()) {
     decoded.snapshots.push_back({directive.sequence(), directive.boundary(), directive.key(), directive.auxiliary()});

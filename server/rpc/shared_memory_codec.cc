@@ -64,6 +64,7 @@ absl::Status FindSharedMemory(const v1::PrefillRequest& request, const cache::Se
   finder.Place(outputs.has_final_state(), outputs.final_state(), decoded.outputs.final_state);
   finder.Event(request.ready_event(), decoded.ready_event);
   finder.Event(request.done_event(), decoded.done_event);
+  finder.Place(request.has_done_flag(), request.done_flag().place(), decoded.done_flag.place);
   return finder.status();
 }
 

@@ -10,7 +10,8 @@ function before each, so that neither processor has it in its caches. `alone` is
 GPU, if there is one; `in a row` is one of many that are waited for together. `compute` is the recurrence alone, as the
 server tells it, `ratio` (alone - compute) / empty, `ratio between` the same with the other empty RPC: on the CPU, for a
 server on a GPU answers before it knows. There `behind work` is what the caller's stream sees of a call that is queued
-behind other work: from when its inputs are ready to its results, the server's noticing and launching included.
+behind other work: from when its inputs are ready to its results, the server's noticing and launching included. Columns
+that begin with `ahead` are of calls within `session.run_ahead()`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -160,37 +162,46 @@ def run(client: gdpcache.Client, library: Any, shape: Shape) -> dict[str, Any]:
         if theirs is not None:
             calls["Triton"] = theirs
         calls["drop-in"] = ours
+        if on_gpu:
+            calls["ahead"] = ours
         for turn in range(ROUNDS + 1):
             for call_name, call in calls.items():
-                for _ in range(REPEATS):
-                    begin = time.perf_counter()
-                    call()
-                    returned = time.perf_counter()
-                    synchronize()
-                    end = time.perf_counter()
-                    if turn == 0:  # warm
-                        continue
-                    note(f"{call_name} alone", end - begin)
-                    if call is ours:
-                        note("before", watch.entered - begin)
-                        note("rpc", watch.left - watch.entered)
-                        note("after", returned - watch.left)
-                        note("wait", end - returned)
+                with session.run_ahead() if call_name == "ahead" else nullcontext():
+                    for _ in range(REPEATS):
                         begin = time.perf_counter()
-                        session.keep_alive()
-                        note("empty between", time.perf_counter() - begin)
-                if call_name == "empty" or turn == 0:
-                    continue
-                begin = time.perf_counter()
-                for _ in range(ROW):
-                    call()
-                synchronize()
-                note(f"{call_name} in a row", (time.perf_counter() - begin) / ROW)
+                        call()
+                        returned = time.perf_counter()
+                        synchronize()
+                        end = time.perf_counter()
+                        if turn == 0:  # warm
+                            continue
+                        note(f"{call_name} alone", end - begin)
+                        if call_name == "ahead":
+                            note("ahead returned", returned - begin)
+                        if call_name == "drop-in":
+                            note("before", watch.entered - begin)
+                            note("rpc", watch.left - watch.entered)
+                            note("after", returned - watch.left)
+                            note("wait", end - returned)
+                            begin = time.perf_counter()
+                            session.keep_alive()
+                            note("empty between", time.perf_counter() - begin)
+                    if call_name == "empty" or turn == 0:
+                        continue
+                    begin = time.perf_counter()
+                    for _ in range(ROW):
+                        call()
+                    synchronize()
+                    note(f"{call_name} in a row", (time.perf_counter() - begin) / ROW)
         row |= {column: median_us(values) for column, values in times.items()}
-        prefill = gdpcache.PrefillCall(**arguments, state_indices=slots, states=gdpcache.States.ALL, num_householder=m)
         if on_gpu:
-            row["behind work"] = behind_work_us(library, session, prefill)
+            row["behind work"] = behind_work_us(library, ours)
+            with session.run_ahead():
+                row["ahead behind work"] = behind_work_us(library, ours)
         else:
+            prefill = gdpcache.PrefillCall(
+                **arguments, state_indices=slots, states=gdpcache.States.ALL, num_householder=m
+            )
             row["compute"] = compute = (
                 statistics.median(session.prefill(prefill).timing.compute for _ in range(300)) * 1e6
             )
@@ -200,7 +211,7 @@ def run(client: gdpcache.Client, library: Any, shape: Shape) -> dict[str, Any]:
     return row
 
 
-def behind_work_us(torch: Any, session: gdpcache.Session, call: gdpcache.PrefillCall) -> float:
+def behind_work_us(torch: Any, call: Callable[[], Any]) -> float:
     """The call waits behind something longer than all that the host has to do before it, so that events before and
     behind it see nothing of that."""
     busy = torch.zeros(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -210,7 +221,7 @@ def behind_work_us(torch: Any, session: gdpcache.Session, call: gdpcache.Prefill
         for _ in range(10):  # some 15 ms
             torch.matmul(busy, busy)
         before.record()
-        session.prefill(call)
+        call()
         behind.record()
         torch.cuda.synchronize()
         times.append(before.elapsed_time(behind) * 1e3)

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -247,7 +248,50 @@ TEST_F(SharedMemoryTest, PlacesThatAreNotTheCallsAreRefusedAndChangeNothing) {
   request.set_output_final_state(true);
   *request.mutable_outputs()->mutable_final_state() = request.outputs().v_new();
   refused(request, grpc::StatusCode::INVALID_ARGUMENT, "they overlap");
+
+  // A flag is a word like a result's.
+  const auto flag = [&](std::uint64_t offset, const std::string& region = "r") {
+    request = Request();
+    request.mutable_outputs()->mutable_v_new()->set_region("r");
+    request.mutable_outputs()->mutable_v_new()->set_offset(2 * kBytes);
+    request.mutable_done_flag()->mutable_place()->set_region(region);
+    request.mutable_done_flag()->mutable_place()->set_offset(offset);
+    request.mutable_done_flag()->set_value(1);
+    return request;
+  };
+  refused(flag(kBytes + 2), grpc::StatusCode::INVALID_ARGUMENT, "done_flag.place.offset is ");
+  for (const std::uint64_t offset : {std::uint64_t{4 * kBytes}, kMax - 3}) {
+    refused(flag(offset), grpc::StatusCode::INVALID_ARGUMENT, absl::StrCat("done_flag.place.offset is ", offset));
+  }
+  refused(flag(0, "s"), grpc::StatusCode::NOT_FOUND, "no region or event 's'");
+  refused(flag(0, ""), grpc::StatusCode::NOT_FOUND, "no region or event ''");
+  refused(flag(kBytes - 4), grpc::StatusCode::INVALID_ARGUMENT, "done_flag has 4 bytes at offset");
+  refused(flag(3 * kBytes - 4), grpc::StatusCode::INVALID_ARGUMENT, "outputs.v_new has");
   EXPECT_EQ(Contents(), before);
+}
+
+TEST_F(SharedMemoryTest, TheFlagOfACallIsSetWhenItHasSucceededAndNotElse) {
+  EXPECT_TRUE(control_.GetServerInfo().done_flags());
+  const absl::StatusOr<client::Memfd> memory = client::Memfd::Create(4 * kBytes + 4096);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  v1::RegisterSystemMemoryRequest registration;
+  registration.set_session(session_->id());
+  registration.set_name("r");
+  registration.set_token(memory->HandOver(control_.GetServerInfo().descriptor_socket()).value());
+  registration.set_size(static_cast<std::uint64_t>(memory->size()));
+  v1::RegisterSystemMemoryResponse registered;
+  ASSERT_TRUE(control_.Call(&Stub::RegisterSystemMemory, registration, registered).ok());
+  std::atomic_ref flag(*reinterpret_cast<std::uint32_t*>(memory->data() + 4 * kBytes));
+  v1::PrefillRequest request = Request();
+  request.mutable_done_flag()->mutable_place()->set_region("r");
+  request.mutable_done_flag()->mutable_place()->set_offset(4 * kBytes);
+  request.mutable_done_flag()->set_value(4711);
+  request.add_expected_positions(kTokens);
+  EXPECT_EQ(Prefill(request).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(flag.load(), 0);
+  request.clear_expected_positions();
+  EXPECT_TRUE(Prefill(request).ok());
+  EXPECT_EQ(flag.load(), 4711);
 }
 
 TEST_F(SharedMemoryTest, ARegionIsItsOwnSessionsOnly) {
@@ -272,6 +316,16 @@ TEST_F(SharedMemoryTest, StreamsDoNotTakeIt) {
   const grpc::Status status = stream->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), HasSubstr("k.shared_memory is given"));
+
+  grpc::ClientContext flag_context;
+  const auto flag_stream = control_.stub().PrefillStream(&flag_context);
+  frame.mutable_request()->clear_k();
+  frame.mutable_request()->clear_w();
+  frame.mutable_request()->clear_u();
+  frame.mutable_request()->mutable_done_flag()->mutable_place()->set_region("r");
+  flag_stream->Write(frame);
+  flag_stream->WritesDone();
+  EXPECT_THAT(flag_stream->Finish().error_message(), HasSubstr("done_flag is given"));
 }
 
 TEST_F(SharedMemoryTest, RegistrationsThatCannotBeAreRefused) {

@@ -88,7 +88,7 @@ NOT_OFFERED = {"GetServerStats"}  # `gdpcache top` and Prometheus have it
 
 # Fields whose bytes are looked at elsewhere, and those of shared memory, which a call in one message does not have.
 TENSORS = {"k", "w", "u", "g", "initial_state", "auxiliary_state", "state", "auxiliary", "h", "v_new", "final_state"}
-SHARED = {"outputs", "ready_event", "done_event"}
+SHARED = {"outputs", "ready_event", "done_event", "done_flag"}
 
 METHODS = {method.name: method for method in state_cache_pb2.DESCRIPTOR.services_by_name["StateCache"].methods}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import start_server, stop_server
+from conftest import kill_server, start_server, stop_server
 from problems import HEADS, KEY_DIM, VALUE_DIM, random_call
 
 import gdpcache
@@ -174,6 +174,108 @@ def test_the_drop_in_function(session: gdpcache.Session) -> None:
     assert session.transports_used[Transport.CUDA_IPC] == 1
 
 
+def run_chain(session: gdpcache.Session, call: Any, slot: int, steps: int) -> list[Any]:
+    """Each call on the same slot, its u what the one before gave; nothing of it waits for the GPU."""
+    results, u = [], call.u[None]
+    for step in range(steps):
+        h, v_new, _ = gdpcache.chunk_gated_delta_product_fwd_h(
+            call.k[None],
+            call.w[None],
+            u,
+            call.g[None],
+            chunk_size=16,
+            initial_state=session.layer(0) if step > 0 else None,
+            state=session.layer(0),
+            state_indices=[slot],
+        )
+        u = v_new * 0.5
+        results += [h, v_new]
+    return results
+
+
+def keep_busy(busy: Any) -> Any:
+    """Gives the current stream some 300 ms to do."""
+    for _ in range(100):
+        busy = busy @ busy * 1e-4
+    return busy
+
+
+@pytest.mark.parametrize("stream", ["default", "own"])
+def test_calls_that_are_run_ahead_of_give_the_same_bits(session: gdpcache.Session, stream: str) -> None:
+    busy = torch.ones(4096, 4096, device="cuda")
+    call = on_gpu(full_call(500), cuda)
+    waited, ahead = session.acquire_slots(2)
+    expected = run_chain(session, call, waited, 150)
+    with torch.cuda.stream(torch.cuda.Stream() if stream == "own" else torch.cuda.default_stream()):
+        torch.cuda.synchronize()
+        with session.run_ahead():
+            for _ in range(3):
+                busy = keep_busy(busy)
+                run_chain(session, call, ahead, 30)
+                assert not torch.cuda.current_stream().query(), "all of them were sent before the GPU has begun"
+            actual = run_chain(session, call, ahead, 150)  # more than may be under way
+            total = sum(tensor.float().sum() for tensor in actual)  # without the results' having been waited for
+            assert total.item() == sum(tensor.float().sum() for tensor in expected).item()
+        torch.cuda.synchronize()
+    assert all(bool((one == other).all()) for one, other in zip(actual, expected, strict=True))
+    contents = session.read_slots([waited, ahead])
+    assert (contents.state[0] == contents.state[1]).all()
+    assert (contents.positions == contents.positions[0]).all()
+    assert set(session.transports_used) == {Transport.CUDA_IPC}
+
+
+def test_a_failure_of_a_call_that_was_run_ahead_of_lets_the_stream_go_on(session: gdpcache.Session) -> None:
+    call = on_gpu(full_call(500), cuda)
+    (slot,) = session.acquire_slots()
+    expected = run_chain(session, call, slot, 3)
+    foreign = slot + 1 if slot < 7 else 0  # nobody's
+    with session.run_ahead():
+        keep_busy(torch.ones(4096, 4096, device="cuda"))
+        run_chain(session, call, foreign, 1)
+        torch.cuda.synchronize()
+        with pytest.raises(gdpcache.PermissionDeniedError):
+            run_chain(session, call, slot, 1)
+        actual = run_chain(session, call, slot, 3)
+    assert all(bool((one == other).all()) for one, other in zip(actual, expected, strict=True))
+
+
+def test_a_server_that_dies_lets_the_stream_go_on(tmp_path: Path) -> None:
+    try:
+        server = start_server(tmp_path, "--backend=cuda")
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    call = on_gpu(full_call(500), cuda)
+    with gdpcache.Client(server.unix, timeout=20) as client:
+        geometry = gdpcache.CacheGeometry(layers=1, slots=8, heads=HEADS, key_dim=KEY_DIM, value_dim=VALUE_DIM)
+        client.create_cache("gpu", geometry)
+        session = client.open_session("gpu")
+        (slot,) = session.acquire_slots()
+        with pytest.raises(gdpcache.UnavailableError), session.run_ahead():
+            run_chain(session, call, slot, 10)
+            keep_busy(torch.ones(4096, 4096, device="cuda"))
+            run_chain(session, call, slot, 10)
+            kill_server(server.process)
+            torch.cuda.synchronize()
+        with contextlib.suppress(gdpcache.GdpCacheError):
+            session.close()
+
+
+def test_memory_is_the_servers_until_its_answer(session: gdpcache.Session) -> None:
+    """Tensors that are dropped at once: torch's allocator gives their memory to nobody before."""
+    call = on_gpu(full_call(500), cuda)
+    (slot,) = session.acquire_slots()
+    source = call.u
+    expected = run_chain(session, call, slot, 1)[1]
+    with session.run_ahead(limit=8):
+        for turn in range(200):
+            call.u = source.clone()
+            v_new = run_chain(session, call, slot, 1)[1]
+            call.u = None
+            torch.full_like(source, float("nan"))  # where the call's u was, if it is free
+            if turn % 50 == 49:
+                assert bool((v_new == expected).all())
+
+
 def test_a_refused_call_leaves_everything_usable(session: gdpcache.Session) -> None:
     call = on_gpu(full_call(layer=1), cuda)
     with pytest.raises(gdpcache.InvalidArgumentError, match="layer"):
@@ -190,10 +292,10 @@ def test_cuda_ipc_needs_a_tensor_on_the_gpu(session: gdpcache.Session) -> None:
 
 
 @contextlib.contextmanager
-def another_process(address: str, rounds: int) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def another_process(address: str, rounds: int, way: str = "") -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """One that calls the server, once it is told to go on; the handle of its memory and the digest of its results."""
     process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("cuda_client.py"), address, "gpu", str(rounds), "cuda"],
+        [sys.executable, Path(__file__).with_name("cuda_client.py"), address, "gpu", str(rounds), "cuda", way],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -231,7 +333,7 @@ def test_two_processes_at_once(gpu_client: gdpcache.Client, session: gdpcache.Se
         assert process.stdout is not None
         assert process.stdout.read().split() == ["cuda_ipc"]
     assert calls > 10
-    from cuda_client import digest as digest_of
+    from cuda_client import digest_of
 
     assert digest_of(session.prefill(call)) == digest
     assert session.transports_used[Transport.CUDA_IPC] == calls + 1
@@ -240,8 +342,8 @@ def test_two_processes_at_once(gpu_client: gdpcache.Client, session: gdpcache.Se
 def test_a_killed_process_takes_only_itself_along(gpu_client: gdpcache.Client, session: gdpcache.Session) -> None:
     expected = session.prefill(full_call(transport="stream"))
     call = on_gpu(full_call(), cuda)
-    for _ in range(3):
-        with another_process(gpu_client.address, 0) as (process, handle, _):
+    for way in ("", "", "ahead", "ahead", "ahead"):
+        with another_process(gpu_client.address, 0, way) as (process, handle, _):
             assert any(slot.client_name == "cuda_client" for slot in gpu_client.list_slots("gpu").slots)
             go_on(process)
             for _ in range(50):

@@ -16,11 +16,12 @@ from fake_server import SharingServer, fake_server, server_info
 from waiting import wait_until
 
 import gdpcache
-from gdpcache import InitialState, Outputs, PrefillCall, Transport, _cuda
+from gdpcache import InitialState, Outputs, PrefillCall, Transport, _cuda, _flags
 from gdpcache.v1 import memory_pb2, prefill_pb2, tensor_pb2
 
 MEBIBYTE = 1 << 20
 STREAM, OTHER_STREAM = 21, 22
+ON_DEVICE = 1 << 40  # distance of the addresses of pinned memory
 
 
 class Driver:
@@ -30,6 +31,8 @@ class Driver:
         self.allocations: dict[int, tuple[int, int]] = {}  # size and buffer by address
         self.notes: list[str] = []
         self.looks = 0  # at events until they have happened
+        self.pinned = 0  # address of memory that streams wait for words of
+        self.pins = self.waits = 0  # results of the driver
         self._buffers = 0
         self._events = 0
 
@@ -79,6 +82,30 @@ class Driver:
 
     def cuEventDestroy_v2(self, event: Any) -> int:  # noqa: N802
         self.notes.append(f"{event.value} is gone")
+        return 0
+
+    def cuMemHostRegister_v2(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        self.pinned = address
+        return self.pins
+
+    def cuMemHostGetDevicePointer_v2(self, pointer: Any, address: int, flags: int) -> int:  # noqa: N802
+        pointer._obj.value = address + ON_DEVICE
+        return 0
+
+    def cuMemHostUnregister(self, address: int) -> int:  # noqa: N802
+        assert address == self.pinned
+        self.notes.append("unpinned")
+        return 0
+
+    def cuStreamWaitValue32_v2(self, stream: int, pointer: int, value: int, flags: int) -> int:  # noqa: N802
+        if self.waits != 0:
+            return self.waits
+        assert flags == 0
+        self.notes.append(f"{stream} waits for {value}@{pointer - ON_DEVICE - self.pinned}")
+        return 0
+
+    def cuCtxSynchronize(self) -> int:  # noqa: N802
+        self.notes.append("host waits for all")
         return 0
 
     def cuGetErrorString(self, result: int, text: Any) -> int:  # noqa: N802
@@ -136,6 +163,10 @@ class Server:
         self.driver.notes.append("prefill")
         self.requests.append(request)
         self.fail(context)
+        if request.HasField("done_flag"):
+            place = request.done_flag.place
+            word = self.sharing.regions[place.region][place.offset : place.offset + 4]
+            word.view("<u4")[0] = request.done_flag.value
         v_new = tensor_pb2.Tensor(dtype=request.u.dtype, shape=request.u.shape, shared_memory=request.outputs.v_new)
         return prefill_pb2.PrefillResponse(v_new=v_new, chunk_offsets=[0, 1], positions=[-1])
 
@@ -339,7 +370,7 @@ def test_memory_of_the_gpu_needs_a_server_that_says_who_is_there(driver: Driver,
 def mixed(driver: Driver, server: Server) -> Iterator[gdpcache.Session]:
     """A session that shares memory of both kinds."""
     sharing = server.sharing
-    info = server_info(transports=["cuda_ipc", "shared_memory"], descriptor_socket=sharing.path)
+    info = server_info(transports=["cuda_ipc", "shared_memory"], descriptor_socket=sharing.path, done_flags=True)
 
     def unregister(request: Any, context: grpc.ServicerContext) -> Any:
         owner: Any = server if request.name in server.regions else sharing
@@ -380,3 +411,229 @@ def test_what_cannot_be_shared_is_told(driver: Driver, session: gdpcache.Session
     rows = np.zeros((16, 1, 4), np.float32)
     with pytest.raises(ValueError, match="transport is cuda_ipc, but none of k, w, u is on a GPU"):
         session.prefill(PrefillCall(k=rows, w=rows, u=rows, initial_state=InitialState.ZERO, transport="cuda_ipc"))
+
+
+def ahead(session: gdpcache.Session, call: PrefillCall) -> Any:
+    """As chunk_gated_delta_product_fwd_h does it, but for results of its own, which only torch has."""
+    return session._ahead.prefill(call, is_batched=False)
+
+
+def flag_of(server: Server, request: Any) -> int:
+    """What its flag is."""
+    place = request.done_flag.place
+    return int(server.sharing.regions[place.region][place.offset : place.offset + 4].view("<u4")[0])
+
+
+@pytest.fixture
+def gate(server: Server) -> Iterator[threading.Event]:
+    """Prefills wait for it in the server."""
+    opened = threading.Event()
+
+    def wait(context: grpc.ServicerContext) -> None:
+        assert opened.wait(60)
+
+    server.fail = wait
+    yield opened
+    opened.set()
+
+
+def test_calls_that_are_run_ahead_of_return_before_they_are_answered(
+    driver: Driver, server: Server, mixed: gdpcache.Session, gate: threading.Event
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    with mixed.run_ahead():
+        assert ahead(mixed, call) == (None, call.out.v_new, None)
+        assert ahead(mixed, call) == (None, call.out.v_new, None)
+        wait_until(lambda: len(server.requests) == 2)
+        assert [flag_of(server, request) for request in server.requests] == [0, 0]
+        gate.set()
+    notes = [note for note in driver.notes if note != "prefill"]
+    assert notes == [f"{STREAM} records 1", f"{STREAM} waits for 1@0", f"{STREAM} records 3", f"{STREAM} waits for 1@64"]
+    for request in server.requests:
+        assert server.place(request.u.shared_memory) == ("memory 1", 512)
+        assert request.done_flag.value == 1
+        assert request.done_event == ""
+    assert {server.regions[request.ready_event] for request in server.requests} == {"event 1", "event 3"}
+    assert mixed.transports_used == {Transport.CUDA_IPC: 2}
+    with mixed.run_ahead():
+        for _ in range(5):  # the pairs and their flags are used again
+            ahead(mixed, call)
+    assert len(server.regions) <= 2 + 2 * 5
+    assert max(request.done_flag.value for request in server.requests) > 1
+    assert ahead(mixed, call) is None, "not outside of the block"
+
+
+def test_all_streams_wait_for_the_flag(driver: Driver, mixed: gdpcache.Session) -> None:
+    with mixed.run_ahead():
+        ahead(mixed, call_of(driver, MEBIBYTE, 2 * MEBIBYTE, k=GpuArray(MEBIBYTE, OTHER_STREAM)))
+    waits = [note for note in driver.notes if "@" in note]
+    assert sorted(waits) == [f"{STREAM} waits for 1@0", f"{OTHER_STREAM} waits for 1@0"]
+
+
+@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "UNAVAILABLE"])
+def test_a_failure_sets_the_flag_and_is_told_by_the_next_call(
+    code: str, driver: Driver, server: Server, mixed: gdpcache.Session, gate: threading.Event
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+
+    def fail(context: grpc.ServicerContext) -> None:
+        assert gate.wait(60)
+        context.abort(grpc.StatusCode[code], "no")
+
+    server.fail = fail
+    raises_no = pytest.raises(gdpcache.GdpCacheError, match=f"{code}: no")
+    with mixed.run_ahead():
+        ahead(mixed, call)
+        wait_until(lambda: len(server.requests) == 1)
+        assert flag_of(server, server.requests[0]) == 0
+        gate.set()
+        # Although this thread does not come by.
+        wait_until(lambda: flag_of(server, server.requests[0]) == 1)
+        wait_until(mixed._ahead._outstanding[0].is_over)
+        with raises_no:
+            ahead(mixed, call)
+        assert len(server.requests) == 1, "it was not sent"
+        server.fail = lambda context: None
+        ahead(mixed, call)
+    # What the server may still use is not used again.
+    lost = code == "UNAVAILABLE"
+    first, second = server.requests
+    assert (second.ready_event != first.ready_event) == lost
+    assert (second.done_flag.place.offset != first.done_flag.place.offset) == lost
+    if lost:
+        wait_until(lambda: "2 is gone" in driver.notes)
+    server.fail = fail
+    with raises_no, mixed.run_ahead():
+        ahead(mixed, call)
+    with mixed.run_ahead():
+        ahead(mixed, call)
+        with raises_no:
+            mixed.list_shared_memory()
+
+
+def test_an_error_of_the_block_itself_comes_through(driver: Driver, server: Server, mixed: gdpcache.Session) -> None:
+    server.fail = lambda context: context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
+    with pytest.raises(KeyError), mixed.run_ahead():
+        ahead(mixed, call_of(driver, MEBIBYTE, 2 * MEBIBYTE))
+        raise KeyError
+    server.fail = lambda context: None
+    assert mixed.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE)).transport is Transport.CUDA_IPC
+
+
+def test_tensors_are_kept_until_the_answer(
+    driver: Driver, mixed: gdpcache.Session, gate: threading.Event
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    kept = [weakref.ref(call.k), weakref.ref(call.out.v_new)]
+    with mixed.run_ahead():
+        ahead(mixed, call)
+        del call
+        gc.collect()
+        assert all(tensor() is not None for tensor in kept)
+        gate.set()
+    gc.collect()
+    assert all(tensor() is None for tensor in kept)
+
+
+def test_no_more_than_the_limit_are_under_way(
+    driver: Driver, server: Server, mixed: gdpcache.Session, gate: threading.Event
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    with pytest.raises(ValueError, match="limit is 0"), mixed.run_ahead(0):
+        pass
+    with mixed.run_ahead(limit=3):
+        for _ in range(3):
+            ahead(mixed, call)
+        fourth = threading.Thread(target=ahead, args=(mixed, call))
+        fourth.start()
+        wait_until(lambda: len(server.requests) == 3)
+        fourth.join(0.05)
+        assert fourth.is_alive()
+        assert len(server.requests) == 3
+        gate.set()
+        fourth.join()
+    assert len(server.requests) == 4
+
+
+def test_other_operations_wait_for_the_answers(
+    driver: Driver, server: Server, mixed: gdpcache.Session, gate: threading.Event
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    with mixed.run_ahead():
+        ahead(mixed, call)
+        done = threading.Thread(target=mixed.prefill, args=(call,))
+        done.start()
+        wait_until(lambda: len(server.requests) == 1)
+        done.join(0.05)
+        assert done.is_alive()
+        gate.set()
+        done.join()
+        assert server.requests[1].done_event != ""
+
+
+def test_calls_that_touch_memory_of_the_host_are_waited_for(
+    driver: Driver, server: Server, mixed: gdpcache.Session
+) -> None:
+    rows = np.zeros((16, 1), np.float32)
+    with mixed.run_ahead():
+        assert ahead(mixed, call_of(driver, MEBIBYTE, 2 * MEBIBYTE, g=rows)) is None
+        call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+        call.out = Outputs(v_new=np.zeros((16, 1, 4), np.float32))
+        assert ahead(mixed, call) is None
+        call.out = Outputs()  # numpy's
+        assert ahead(mixed, call) is None
+        assert ahead(mixed, call_of(driver, MEBIBYTE, 2 * MEBIBYTE, transport="shared_memory")) is None
+    assert server.requests == []
+
+
+def test_servers_and_drivers_without_flags_are_waited_for(
+    driver: Driver, server: Server, session: gdpcache.Session, mixed: gdpcache.Session
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    with session.run_ahead():
+        assert ahead(session, call) is None
+    driver.pins = 801
+    with mixed.run_ahead():
+        assert ahead(mixed, call) is None
+        driver.pins = 0
+        assert ahead(mixed, call) is None, "it is tried once"
+    assert mixed.prefill(call).transport is Transport.CUDA_IPC
+    assert len(server.requests) == 1
+
+
+def test_streams_that_cannot_wait_are_waited_for(driver: Driver, server: Server, mixed: gdpcache.Session) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    driver.waits = 801
+    with mixed.run_ahead():
+        assert ahead(mixed, call) == (None, call.out.v_new, None)
+        assert not mixed._ahead._outstanding
+        assert len(server.requests) == 1
+        driver.waits = 0
+        assert ahead(mixed, call) is None
+
+
+def test_the_end_of_a_connection_lets_the_streams_go_on(
+    driver: Driver, server: Server, gate: threading.Event, mixed: gdpcache.Session
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    with pytest.raises(gdpcache.CallCancelledError), mixed.run_ahead():
+        ahead(mixed, call)
+        wait_until(lambda: len(server.requests) == 1)
+        mixed._driver.channel.close()
+        mixed._state.closed = True  # as the server will find
+        wait_until(lambda: flag_of(server, server.requests[0]) == 1)
+
+
+def test_the_end_of_the_session_waits_and_the_end_of_the_process_does_not(
+    driver: Driver, server: Server, mixed: gdpcache.Session, gate: threading.Event
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    with mixed.run_ahead():
+        ahead(mixed, call)
+        wait_until(lambda: len(server.requests) == 1)
+        _flags._let_all_go_on()
+        assert flag_of(server, server.requests[0]) == 1
+        gate.set()
+        mixed.close()
+    assert driver.notes[-2:] == ["host waits for all", "unpinned"]
+    assert not _flags._open

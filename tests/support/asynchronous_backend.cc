@@ -1,6 +1,7 @@
 #include "tests/support/asynchronous_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 namespace gdpcache::test {
@@ -58,6 +59,11 @@ void AsynchronousBackend::WaitUntilStuck() {
 std::int64_t AsynchronousBackend::launches() const {
   const std::lock_guard lock(mutex_);
   return launches_;
+}
+
+void AsynchronousBackend::RefuseValues() {
+  const std::lock_guard lock(mutex_);
+  writes_values_ = false;
 }
 
 void* AsynchronousBackend::MakeEvent(bool happened) {
@@ -240,6 +246,17 @@ absl::Status AsynchronousBackend::RecordEvent(void* event, kernels::Stream& stre
   }
   Work work;
   work.end = [happened = static_cast<bool*>(event)] { *happened = true; };
+  Give(stream, std::move(work));
+  return absl::OkStatus();
+}
+
+absl::Status AsynchronousBackend::WriteValue(std::uint32_t* word, std::uint32_t value, kernels::Stream& stream) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!writes_values_) return absl::UnimplementedError("streams write no values");
+  }
+  Work work;
+  work.end = [word, value] { std::atomic_ref(*word).store(value, std::memory_order_release); };
   Give(stream, std::move(work));
   return absl::OkStatus();
 }

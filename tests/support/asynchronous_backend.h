@@ -35,6 +35,9 @@ class AsynchronousBackend final : public kernels::Backend, public kernels::Memor
   /// Recurrences that streams have been given since the beginning.
   std::int64_t launches() const;
 
+  /// From now on no stream writes a value.
+  void RefuseValues();
+
   /// An event of a client; Happen makes it happen. Lives as long as the backend.
   void* MakeEvent(bool happened);
   void Happen(void* event);
@@ -68,6 +71,7 @@ class AsynchronousBackend final : public kernels::Backend, public kernels::Memor
   void CloseEvent(void* /*event*/) noexcept override {}
   bool HasHappened(void* event) override;
   absl::Status RecordEvent(void* event, kernels::Stream& stream) override;
+  absl::Status WriteValue(std::uint32_t* word, std::uint32_t value, kernels::Stream& stream) override;
 
  private:
   class Queue;
@@ -97,6 +101,7 @@ class AsynchronousBackend final : public kernels::Backend, public kernels::Memor
   std::list<std::shared_ptr<Queue>> queues_;  // those given work last come first
   std::deque<bool> client_events_;
   bool held_ = false;
+  bool writes_values_ = true;
   bool running_ = false;
   bool stopping_ = false;
   std::int64_t launches_ = 0;

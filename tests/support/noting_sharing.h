@@ -1,6 +1,7 @@
 #ifndef GDPCACHE_TESTS_SUPPORT_NOTING_SHARING_H_
 #define GDPCACHE_TESTS_SUPPORT_NOTING_SHARING_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -36,6 +37,9 @@ class NotingSharing final : public kernels::MemorySharing {
   void CloseEvent(void* /*event*/) noexcept override { --open; }
   bool HasHappened(void* /*event*/) override { return true; }
   absl::Status RecordEvent(void* /*event*/, kernels::Stream& /*stream*/) override { return absl::OkStatus(); }
+  absl::Status WriteValue(std::uint32_t* /*word*/, std::uint32_t /*value*/, kernels::Stream& /*stream*/) override {
+    return absl::UnimplementedError("no");
+  }
 
   char memory[256] = {};
   int open = 0;

@@ -43,6 +43,7 @@ void ServerInfo::Fill(v1::GetServerInfoResponse& response) const {
   *response.mutable_limits() = limits_;
   response.add_transports("inline");
   response.add_transports("stream");
+  response.set_done_flags(true);
   {
     const std::lock_guard lock(mutex_);
     for (const std::string& address : addresses_) response.add_addresses(address);

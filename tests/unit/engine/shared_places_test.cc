@@ -135,8 +135,13 @@ TEST_P(SharedPlacesTest, HoldTheSameBitsAsAMessage) {
         request.outputs = {.h = place(wanted->outputs.h.bytes.size()),
                            .v_new = place(wanted->outputs.v_new.bytes.size()),
                            .final_state = place(wanted->outputs.final_state.bytes.size())};
+        Block flags(world.backend, cache::RegionKind::kSystem, 64);
+        request.regions.push_back(flags.region());
+        request.done_flag = {.place = {flags.region().get(), 8}, .value = 0x01010101};
         const absl::StatusOr<Ran> shared = RunUnary(world, session, problem, request);
         ASSERT_TRUE(shared.ok()) << shared.status();
+        EXPECT_TRUE(flags.Read(8, 4) == std::vector<std::byte>(4, std::byte{1}));
+        EXPECT_TRUE(flags.Read(12, 4) == std::vector<std::byte>(4, std::byte{0xff}));
         const auto read = [&](const RegionPlace& at, const HostTensor& like) {
           return block.Read(at.offset, like.bytes.size());
         };

@@ -115,6 +115,7 @@ def server_info(message: cache_pb2.GetServerInfoResponse) -> ServerInfo:
         ),
         descriptor_socket=message.descriptor_socket,
         device_uuid=message.device_uuid,
+        done_flags=message.done_flags,
         build=BuildInfo(message.build.commit, message.build.compiler, tuple(message.build.libraries)),
         expected_wait=message.expected_wait_ms / 1000,
     )

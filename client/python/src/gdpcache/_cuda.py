@@ -18,6 +18,12 @@ _ATTRIBUTE_DEVICE_ORDINAL = 9
 _EVENT_DISABLE_TIMING = 2
 _EVENT_INTERPROCESS = 4
 _NOT_READY = 600
+_HOST_PORTABLE = 1
+_HOST_DEVICE_MAP = 2
+_WAIT_GEQ = 0
+
+
+_WAIT_VALUE = "cuStreamWaitValue32_v2"  # which drivers before 11.7 lack
 
 
 class CudaError(RuntimeError):
@@ -48,6 +54,11 @@ def _driver() -> Any:
         getattr(library, name).argtypes = [pointer]
     library.cuEventRecord.argtypes = [pointer, pointer]
     library.cuStreamWaitEvent.argtypes = [pointer, pointer, ctypes.c_uint]
+    library.cuMemHostRegister_v2.argtypes = [pointer, size, ctypes.c_uint]
+    library.cuMemHostGetDevicePointer_v2.argtypes = [pointer, pointer, ctypes.c_uint]
+    library.cuMemHostUnregister.argtypes = [pointer]
+    if hasattr(library, _WAIT_VALUE):
+        getattr(library, _WAIT_VALUE).argtypes = [pointer, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
     return library
 
 
@@ -150,6 +161,36 @@ class Event:
 
     def close(self) -> None:
         _driver().cuEventDestroy_v2(self._event)
+
+
+class PinnedMemory:
+    """Memory of the host with words that streams wait for."""
+
+    def __init__(self, context: Context, address: int, size: int) -> None:
+        if not hasattr(_driver(), _WAIT_VALUE):
+            raise CudaError("this driver's streams wait for no values")
+        self._context = context
+        self._address = address
+        on_device = ctypes.c_uint64()
+        with context:
+            flags = _HOST_PORTABLE | _HOST_DEVICE_MAP
+            _check(_driver().cuMemHostRegister_v2(address, size, flags), "cuMemHostRegister")
+            pointer = _driver().cuMemHostGetDevicePointer_v2(ctypes.byref(on_device), address, 0)
+        self._on_device = on_device.value
+        if pointer != 0:
+            self.close()
+        _check(pointer, "cuMemHostGetDevicePointer")
+
+    def let_wait(self, stream: int, offset: int, value: int) -> None:
+        """Makes `stream` wait until the word at `offset` has got as far as `value`: counters may overflow."""
+        _check(
+            getattr(_driver(), _WAIT_VALUE)(stream, self._on_device + offset, value, _WAIT_GEQ), "cuStreamWaitValue32"
+        )
+
+    def close(self) -> None:
+        with self._context:
+            _driver().cuCtxSynchronize()  # streams may still be on their way to a wait that is over
+            _driver().cuMemHostUnregister(self._address)
 
 
 def copy_to_host(pointer: int, size: int, stream: int) -> Array:

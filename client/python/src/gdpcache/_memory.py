@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from gdpcache.errors import (
 )
 from gdpcache.types import Array, ServerInfo
 from gdpcache.v1 import memory_pb2, prefill_pb2
+
+if TYPE_CHECKING:
+    from gdpcache._flags import Flag
 
 ALIGNMENT = 64  # bytes; of a cache line, and more than any element needs
 _SMALLEST_REGION = 16 << 20
@@ -141,7 +144,7 @@ class Descriptor:
         os.close(self.number)
 
 
-class _Region:
+class SystemRegion:
     """One memfd, mapped here and by the server, and which parts of it are free."""
 
     def __init__(self, name: str, size: int, descriptor: int) -> None:
@@ -175,7 +178,7 @@ class _Region:
 class _Part(NamedTuple):
     """A part of a region that is nobody's."""
 
-    region: _Region
+    region: SystemRegion
     offset: int
     size: int
 
@@ -214,7 +217,7 @@ class Arena:
         self._limit = server.limits.shared_memory_bytes
         self.available = "shared_memory" in server.transports and bool(self._socket)
         self._lock = threading.Lock()
-        self._regions: list[_Region] = []
+        self._regions: list[SystemRegion] = []
         self._returned: deque[_Part] = deque()
         # Parts that were given back, by size: the next call is likely to want the same. Free to their regions only once
         # something else finds no room.
@@ -278,9 +281,16 @@ class Arena:
         wanted = max(_SMALLEST_REGION, total, size)
         if self._limit > 0 and wanted > self._limit - total:
             wanted = size
+        region = yield from self.share(name, wanted)
+        with self._lock:
+            self._regions = [*self._regions, region]  # `find` may be looking at the list before
+
+    def share(self, name: str, size: int) -> Operation[SystemRegion]:
+        """A region of at least `size` bytes that is none of the arena's. SharingUnavailableError when there can be
+        none."""
         page = mmap.PAGESIZE
         memory = Descriptor(os.memfd_create("gdpcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        region = _Region(name, -(-wanted // page) * page, memory.number)
+        region = SystemRegion(name, -(-size // page) * page, memory.number)
         token = yield Blocking(functools.partial(self._hand_over, memory))
         del memory
         request = memory_pb2.RegisterSystemMemoryRequest(
@@ -297,8 +307,7 @@ class Arena:
             if may_have_been_done(error):
                 yield Detached(unregister(self._session, name), _LETTING_GO, _GRACE)
             raise
-        with self._lock:
-            self._regions = [*self._regions, region]  # `find` may be looking at the list before
+        return region
 
     def _hand_over(self, memory: Descriptor) -> str:
         try:
@@ -340,8 +349,11 @@ class EventPair:
         self.done = _cuda.Event(self.context)
         self.ready_event = f"ready-{number}"
         self.done_event = f"done-{number}"
-        names = prefill_pb2.PrefillRequest(ready_event=self.ready_event, done_event=self.done_event)
-        self.encoded: bytes = names.SerializeToString()  # as fields of a request
+        # As fields of a request.
+        self.encoded_ready: bytes = prefill_pb2.PrefillRequest(ready_event=self.ready_event).SerializeToString()
+        done: bytes = prefill_pb2.PrefillRequest(done_event=self.done_event).SerializeToString()
+        self.encoded = self.encoded_ready + done
+        self.flag: Flag | None = None  # for calls that are run ahead of
 
     def is_done(self) -> bool:
         """Whether the server's work is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,14 +20,15 @@ from gdpcache._memory import (
     may_have_been_done,
 )
 from gdpcache._operations import SERVICE, Operation, Sleep, Unary
-from gdpcache._prepared import FIELDS, Prepared, Result, finish_expected
+from gdpcache._prepared import FIELDS, Prepared, Result, finish_expected, prepare
 from gdpcache._session import SessionState
 from gdpcache._tensors import TensorView
 from gdpcache.errors import UnavailableError
+from gdpcache.prefill import PrefillCall
 from gdpcache.types import Array, PrefillResult, TensorLike, Transport
 from gdpcache.v1 import tensor_pb2
 
-_PREFILL = SERVICE + "Prefill"
+PREFILL = SERVICE + "Prefill"
 _PIECE = 8 << 20  # bytes that are copied at a time
 _POLL = 5e-5  # seconds between looks at an event
 _SHARED_MEMORY = tensor_pb2.Tensor.SHARED_MEMORY_FIELD_NUMBER
@@ -52,7 +54,7 @@ def _destination(field: int, place: Place) -> bytes:
     return _wire.message(field, _reference(place))
 
 
-class _Places:
+class Places:
     """Where the server finds a call's inputs and puts its results. Empty tensors are nowhere."""
 
     def __init__(self, session: SessionState, prepared: Prepared, on_gpu: bool) -> None:
@@ -171,11 +173,11 @@ class _Places:
 
 def run_shared(session: SessionState, prepared: Prepared) -> Operation[PrefillResult]:
     """Through memory of the host; what is on a GPU is copied."""
-    places = _Places(session, prepared, on_gpu=False)
+    places = Places(session, prepared, on_gpu=False)
     yield from places.assign()
     request, expected = places.encode()
     try:
-        answer = yield Unary(_PREFILL, request)
+        answer = yield Unary(PREFILL, request)
     except BaseException as error:
         if may_have_been_done(error):
             yield from session.arena.retire(places.on_host, places)
@@ -189,38 +191,90 @@ def _streams(on_gpu: list[TensorView]) -> list[int]:
     return list({view.stream for view in streams.values()})
 
 
-def run_cuda(session: SessionState, prepared: Prepared) -> Operation[PrefillResult]:
-    """On memory of the GPU where it is; what is on the host goes through shared memory. The caller's stream is made to
-    wait for the server's work, and nobody waits for the caller's."""
+class CudaCall(NamedTuple):
+    """A call on memory of the GPU that is ready to be sent."""
+
+    prepared: Prepared
+    places: Places
+    pair: EventPair
+    streams: list[int]  # of the caller
+
+    def record_inputs(self) -> None:
+        """The ready event, behind what the streams have been given so far."""
+        first, *others = self.streams
+        with self.pair.context:
+            for other in others:
+                self.pair.ready.record(other)
+                self.pair.ready.let_wait(first)
+            self.pair.ready.record(first)
+
+    def results(self) -> tuple[TensorLike, TensorLike, TensorLike]:
+        """h, v_new and final_state, all of them on the GPU: complete when the server is done."""
+        tensors = {
+            result.output.name: self.places.deliver(i, result) for i, result in enumerate(self.prepared.results)
+        }
+        return tensors.get("h"), tensors.get("v_new"), tensors.get("final_state")
+
+
+def begin_cuda(session: SessionState, prepared: Prepared) -> Operation[CudaCall]:
+    """What is on the host goes through shared memory."""
     views = prepared.views + [result.out for result in prepared.results if result.out]
     on_gpu = [view for view in views if view.data is None and view.size > 0]
     if not on_gpu:
         raise ValueError(f"transport is cuda_ipc, but none of {_names(prepared)} is on a GPU")
     streams = _streams(on_gpu)
 
-    places = _Places(session, prepared, on_gpu=True)
+    places = Places(session, prepared, on_gpu=True)
     yield from places.assign()
-    pair: EventPair = yield from session.cuda.take_events(on_gpu[0].pointer)
+    pair = yield from session.cuda.take_events(on_gpu[0].pointer)
+    return CudaCall(prepared, places, pair, streams)
+
+
+def begin_ahead(session: SessionState, call: PrefillCall, is_batched: bool) -> Operation[CudaCall | None]:
+    """A call that touches nothing but memory of the GPU; None for others."""
+    wanted = session.transport if Transport(call.transport) is Transport.AUTO else Transport(call.transport)
+    if wanted not in (Transport.AUTO, Transport.CUDA_IPC):
+        return None
+    prepared = prepare(session, call, is_batched)
+    views = prepared.views
+    if not prepared.plan.is_complete or any(view.data is not None for view in views) or not any(v.size for v in views):
+        return None
+    for result in prepared.results:
+        stays = _tensors.has_memory_on_gpu(result.like) if result.out is None else result.out.data is None
+        if not stays:
+            return None
+    try:
+        return (yield from begin_cuda(session, prepared))
+    except SharingUnavailableError:
+        return None
+
+
+def retire(session: SessionState, call: CudaCall) -> Operation[None]:
+    """After a call whose end is not known."""
+    yield from session.arena.retire(call.places.on_host, call.places)
+    yield from session.cuda.retire(call.places.on_device, call.pair, call.places)
+
+
+def run_cuda(session: SessionState, prepared: Prepared) -> Operation[PrefillResult]:
+    """On memory of the GPU where it is. The caller's stream is made to wait for the server's work, and nobody waits for
+    the caller's."""
+    call = yield from begin_cuda(session, prepared)
+    places, pair = call.places, call.pair
     request, expected = places.encode(pair.encoded)
     answered = False
     try:
-        with pair.context:
-            for other in streams[1:]:
-                pair.ready.record(other)
-                pair.ready.let_wait(streams[0])
-            pair.ready.record(streams[0])
-        answer = yield Unary(_PREFILL, request)
+        call.record_inputs()
+        answer = yield Unary(PREFILL, request)
         answered = True
         with pair.context:
-            for stream in streams:
+            for stream in call.streams:
                 pair.done.let_wait(stream)
         if places.on_host:  # read or written by work that the answer does not wait for
             while not pair.is_done():
                 yield Sleep(_POLL)
     except BaseException as error:
         if answered or may_have_been_done(error):
-            yield from session.arena.retire(places.on_host, places)
-            yield from session.cuda.retire(places.on_device, pair, places)
+            yield from retire(session, call)
         else:
             session.cuda.give_events(pair)
         raise

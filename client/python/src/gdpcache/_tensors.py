@@ -282,6 +282,11 @@ def wrap(data: Array, dtype: DataType, shape: tuple[int, ...], like: TensorLike)
     return tensor.to(like.device)
 
 
+def has_memory_on_gpu(like: TensorLike) -> bool:
+    """Whether `allocate_on_gpu` has memory beside it."""
+    return torch_of(like) is not None and bool(like.is_cuda)
+
+
 def allocate_on_gpu(dtype: DataType, shape: tuple[int, ...], like: TensorLike) -> TensorView | None:
     """Memory beside a torch tensor on a GPU; None for other tensors."""
     torch = torch_of(like)

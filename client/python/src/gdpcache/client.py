@@ -8,13 +8,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import grpc
 
 from gdpcache import _channel, _prefill, _server, _session, _shared, _snapshots, errors
+from gdpcache._ahead import Results, RunAhead
 from gdpcache._channel import Deadline, TimeIsUpError
 from gdpcache._operations import Blocking, Detached, Operation, Request, Sleep, Stream, Unary
 from gdpcache.credentials import Access, Credentials
@@ -52,7 +53,7 @@ class _Driver:
         access = Access(address, credentials or Credentials.from_environment())
         self.metadata = access.metadata  # what goes with a call
         self.channel = access.open_channel(grpc, address, _channel.OPTIONS)
-        self._unary: dict[str, Callable[..., Any]] = {}
+        self._unary: dict[str, Any] = {}
 
     def run(self, operation: Operation[T], timeout: float | None = None) -> T:
         deadline = Deadline.after(self.timeout if timeout is None else timeout)
@@ -73,10 +74,7 @@ class _Driver:
 
     def _perform(self, request: Request, deadline: Deadline) -> Any:
         if isinstance(request, Unary):
-            call = self._unary.get(request.path)
-            if call is None:
-                call = self._unary[request.path] = self.channel.unary_unary(request.path)
-            return call(
+            return self._callable(request.path)(
                 request.request,
                 timeout=deadline.remaining(),
                 wait_for_ready=request.wait_for_ready,
@@ -100,6 +98,17 @@ class _Driver:
         thread = threading.Thread(target=self._run_detached, args=(request,), name="gdpcache-detached", daemon=True)
         thread.start()
         return thread.join(deadline.detached(request.wait))
+
+    def send(self, path: str, request: bytes) -> Any:
+        """Sends a message; the grpc.Future of the answer."""
+        timeout = Deadline.after(self.timeout).remaining()
+        return self._callable(path).future(request, timeout=timeout, metadata=self.metadata())
+
+    def _callable(self, path: str) -> Any:
+        call = self._unary.get(path)
+        if call is None:
+            call = self._unary[path] = self.channel.unary_unary(path)
+        return call
 
     def _run_detached(self, request: Detached) -> None:
         with suppress(errors.GdpCacheError, ValueError):  # the latter is what gRPC raises once the client is closed
@@ -309,6 +318,7 @@ class Session(_session.SessionProperties):
     def __init__(self, driver: _Driver, state: _session.SessionState, keep_alive: bool) -> None:
         super().__init__(state)
         self._driver = driver
+        self._ahead = RunAhead(state, driver)
         stop = threading.Event()
         # Also when the object is dropped without having been closed: then the server frees the slots after the ttl.
         self._stop_renewal = weakref.finalize(self, stop.set)
@@ -320,7 +330,25 @@ class Session(_session.SessionProperties):
     def close(self, *, timeout: float | None = None) -> None:
         """Ends the session and frees its slots; again, or when it has expired, it does nothing."""
         self._stop_renewal()
-        self._driver.run(_session.close(self._state), timeout)
+        try:
+            self._ahead.settle()
+        finally:
+            try:
+                self._driver.run(_session.close(self._state), timeout)
+            finally:
+                self._ahead.close()
+
+    def _run(self, operation: Operation[T], timeout: float | None) -> T:
+        self._ahead.settle()
+        return self._driver.run(operation, timeout)
+
+    def _prefill_batched(self, call: PrefillCall) -> Results:
+        """What chunk_gated_delta_product_fwd_h does."""
+        results = self._ahead.prefill(call, is_batched=True)
+        if results is not None:
+            return results
+        result = self._run(_prefill.prefill(self._state, call, is_batched=True), None)
+        return result.h, result.v_new, result.final_state
 
     def __enter__(self) -> Session:
         return self
@@ -340,23 +368,23 @@ class Session(_session.SessionProperties):
 
     def acquire_slots(self, count: int = 1, *, timeout: float | None = None) -> list[int]:
         """Slots at position 0 with zero in every layer: ``count`` of them, or ResourceExhaustedError and none."""
-        return self._driver.run(_session.acquire_slots(self._state, count), timeout)
+        return self._run(_session.acquire_slots(self._state, count), timeout)
 
     def release_slots(self, slots: TensorLike | Sequence[int], *, timeout: float | None = None) -> None:
-        self._driver.run(_session.release_slots(self._state, slots), timeout)
+        self._run(_session.release_slots(self._state, slots), timeout)
 
     def reset_slots(self, slots: TensorLike | Sequence[int], *, timeout: float | None = None) -> None:
         """Back to zero and position 0 in every layer, all in one step."""
-        self._driver.run(_session.reset_slots(self._state, slots), timeout)
+        self._run(_session.reset_slots(self._state, slots), timeout)
 
     def copy_slots(self, copies: SlotCopies | Mapping[int, Sequence[int]], *, timeout: float | None = None) -> None:
         """{source: destinations}, or pairs in the order in which they take effect: all layers, positions and auxiliary
         bytes. Other calls see all of them or none."""
-        self._driver.run(_session.copy_slots(self._state, copies), timeout)
+        self._run(_session.copy_slots(self._state, copies), timeout)
 
     def fork_slot(self, source: int, count: int = 1, *, timeout: float | None = None) -> list[int]:
         """New slots that continue where ``source`` stands: for parallel sampling and beams."""
-        return self._driver.run(_session.fork_slot(self._state, source, count), timeout)
+        return self._run(_session.fork_slot(self._state, source, count), timeout)
 
     def read_slots(
         self,
@@ -366,7 +394,7 @@ class Session(_session.SessionProperties):
         timeout: float | None = None,
     ) -> SlotContents:
         """The contents of slots, all of one moment. No ``layers``: all."""
-        return self._driver.run(_session.read_slots(self._state, slots, layers), timeout)
+        return self._run(_session.read_slots(self._state, slots, layers), timeout)
 
     def write_slots(
         self,
@@ -380,7 +408,7 @@ class Session(_session.SessionProperties):
     ) -> None:
         """Stores ``state`` [slots, layers, H, K, V] in the cache's state dtype, ``positions`` [slots, layers] (none:
         all zero) and ``auxiliary`` bytes (none: left as they are) in one step."""
-        self._driver.run(_session.write_slots(self._state, slots, state, layers, positions, auxiliary), timeout)
+        self._run(_session.write_slots(self._state, slots, state, layers, positions, auxiliary), timeout)
 
     # --- the recurrence ---
 
@@ -388,7 +416,18 @@ class Session(_session.SessionProperties):
         """Runs the recurrence. Nothing changes in the cache unless the call succeeds, with one exception: when the
         answer is lost (UnavailableError, DeadlineExceededError) it may have been applied; see
         PrefillCall.expected_positions."""
-        return self._driver.run(_prefill.prefill(self._state, call), timeout)
+        return self._run(_prefill.prefill(self._state, call), timeout)
+
+    def run_ahead(self, limit: int = 64) -> AbstractContextManager[None]:
+        """Within it :func:`gdpcache.chunk_gated_delta_product_fwd_h` does not wait for the server where all of a call's
+        tensors, results included, are on the server's GPU: it returns when the call has been sent, and the current
+        stream waits for the results. Other calls do as ever.
+
+        A call's error is raised by the next call on the session, or at the end, which waits for all answers, as does
+        every other operation of the session. Results since the failed call are void. Up to ``limit`` calls are
+        under way, whose tensors are kept so long; the next one waits for the oldest's answer. On the server a call
+        waits at most 10 s for its inputs."""
+        return self._ahead.block(limit)
 
     def layer(self, layer: int) -> LayerState:
         """One layer of the cache as the ``state`` of :func:`gdpcache.chunk_gated_delta_product_fwd_h`."""
@@ -399,17 +438,17 @@ class Session(_session.SessionProperties):
     ) -> Array:
         """An array in memory shared with the server, not initialised. Prefills need not copy it, neither as input nor
         as ``out``. UnavailableError where the server shares no memory with this client."""
-        return self._driver.run(_shared.shared_empty(self._state, shape, dtype), timeout)
+        return self._run(_shared.shared_empty(self._state, shape, dtype), timeout)
 
     def settle(self, *, timeout: float | None = None) -> None:
         """After a call that ended without the server's answer, as by a timeout: waits until the server has let go of
         the memory that it shared. Before that it may still read such a call's arrays of ``shared_empty`` and tensors on
         the GPU, and write its results; after that the slots' positions tell whether it was applied."""
-        self._driver.run(self._state.unsettled.wait(), timeout)
+        self._run(self._state.unsettled.wait(), timeout)
 
     def list_shared_memory(self, *, timeout: float | None = None) -> list[Region]:
         """What the session shares with the server."""
-        return self._driver.run(_session.list_shared_memory(self._state), timeout)
+        return self._run(_session.list_shared_memory(self._state), timeout)
 
     # --- the prefix cache ---
 
@@ -417,11 +456,11 @@ class Session(_session.SessionProperties):
         self, keys: Sequence[bytes], *, lease: float = 0.0, timeout: float | None = None
     ) -> PrefixMatch | None:
         """See :meth:`Client.lookup_prefix`."""
-        return self._driver.run(_snapshots.lookup(self._state.cache, keys, lease), timeout)
+        return self._run(_snapshots.lookup(self._state.cache, keys, lease), timeout)
 
     def save_snapshots(self, saves: Mapping[int, bytes], *, timeout: float | None = None) -> list[SnapshotOutcome]:
         """{slot: key}: whole slots as they stand, all at one moment; every layer of a slot at one position."""
-        return self._driver.run(_snapshots.save(self._state, saves), timeout)
+        return self._run(_snapshots.save(self._state, saves), timeout)
 
     def restore_snapshots(
         self,
@@ -432,4 +471,4 @@ class Session(_session.SessionProperties):
     ) -> list[int]:
         """{key: slot or slots}: states, positions and auxiliary bytes of all layers, in one step. The positions, one
         per key. A ``pin`` is released when it has succeeded."""
-        return self._driver.run(_snapshots.restore(self._state, restores, pin), timeout)
+        return self._run(_snapshots.restore(self._state, restores, pin), timeout)

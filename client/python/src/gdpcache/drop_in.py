@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 
-from gdpcache import _prefill, _tensors
+from gdpcache import _tensors
 from gdpcache.client import Session
 from gdpcache.layer_state import LayerState, SlotStates
 from gdpcache.prefill import InitialState, PrefillCall, States
@@ -80,8 +80,7 @@ def chunk_gated_delta_product_fwd_h(
         states=States.ALL,
         states_dtype=states_dtype,
     )
-    result = session._driver.run(_prefill.prefill(session._state, call, is_batched=True))
-    return result.h, result.v_new, result.final_state
+    return session._prefill_batched(call)
 
 
 def _start(

@@ -159,6 +159,7 @@ class ServerInfo:
     snapshot_tiers: tuple[TierInfo, ...]
     descriptor_socket: str  # see memory.proto; empty: no shared memory
     device_uuid: str  # of the GPU; empty on the CPU
+    done_flags: bool  # whether prefills take them: see prefill.proto
     build: BuildInfo
     expected_wait: float  # seconds, of a call that came now, as far as can be told
 

@@ -1,0 +1,78 @@
+"""Words in memory that the client, the server and the GPU share: a stream waits for one until the server has set it
+behind a call, so that no host waits."""
+
+from __future__ import annotations
+
+import atexit
+
+import numpy as np
+
+from gdpcache import _cuda, _wire
+from gdpcache._memory import ALIGNMENT, SystemRegion
+from gdpcache.v1 import prefill_pb2, tensor_pb2
+
+SIZE = 256 * ALIGNMENT  # of a region of flags, each in a cache line of its own
+_FIELD = prefill_pb2.PrefillRequest.DONE_FLAG_FIELD_NUMBER
+_VALUE = _wire.key(prefill_pb2.DoneFlag.VALUE_FIELD_NUMBER, _wire.VARINT)
+_open: set[Flags] = set()  # keeps them: a stream may be waiting
+
+
+class Flag:
+    """A word that counts up call by call, of which it has one at a time."""
+
+    def __init__(self, flags: Flags, index: int) -> None:
+        self._flags = flags
+        self._word = index * ALIGNMENT // 4
+        self._value = 0
+        place = tensor_pb2.SharedMemoryRef(region=flags.region.name, offset=index * ALIGNMENT)
+        self._place: bytes = prefill_pb2.DoneFlag(place=place).SerializeToString()
+
+    def next(self) -> bytes:
+        """For one more call, as a field of its request."""
+        self._value = (self._value + 1) % (1 << 32)
+        return _wire.message(_FIELD, self._place, _VALUE, _wire.varint(self._value))
+
+    def let_wait(self, stream: int) -> None:
+        self._flags.pinned.let_wait(stream, 4 * self._word, self._value)
+
+    def set(self) -> None:
+        """Once nobody else will, or has."""
+        self._flags.words[self._word] = self._value
+
+
+class Flags:
+    """A session's."""
+
+    def __init__(self, region: SystemRegion, context: _cuda.Context) -> None:
+        self.region = region
+        self.pinned = _cuda.PinnedMemory(context, region.address, region.size)
+        self.words = region.memory.view(np.uint32)
+        self._taken: list[Flag] = []
+        _open.add(self)
+
+    def take(self) -> Flag | None:
+        """One that no call has had; None if there is none left. Those of lost calls, which the server may set at any
+        time, are never given back."""
+        if len(self._taken) * ALIGNMENT == self.region.size:
+            return None
+        flag = Flag(self, len(self._taken))
+        self._taken.append(flag)
+        return flag
+
+    def set_all(self) -> None:
+        for flag in self._taken:
+            flag.set()
+
+    def close(self) -> None:
+        """When all calls are over."""
+        self.pinned.close()
+        _open.discard(self)
+
+
+def _let_all_go_on() -> None:
+    """No stream must wait for answers that nobody takes any more."""
+    for flags in _open:
+        flags.set_all()
+
+
+atexit.register(_let_all_go_on)
