@@ -15,6 +15,7 @@ namespace {
 constexpr absl::Duration kShortestPause = absl::Microseconds(20);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(10);
 constexpr int kPausesInAWait = 128;
+constexpr int kPausesInAFollowersWait = kPausesInAWait / 8;
 
 }  // namespace
 
@@ -29,12 +30,12 @@ void EventPoller::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void EventPoller::Watch(Look look) {
+void EventPoller::Watch(Look look, Owner owner) {
   const absl::Time now = cache::SteadyNow();
   const absl::Time due = now + kShortestPause;
   {
     const std::lock_guard lock(mutex_);
-    added_.push_back({std::move(look), now, due});
+    added_.push_back({std::move(look), owner, now, due});
     if (due >= next_) return;  // the thread comes soon enough by itself
     next_ = due;
   }
@@ -67,19 +68,27 @@ void EventPoller::Run() {
 
 absl::Time EventPoller::LookAt(std::vector<Watched>& watched) {
   absl::Time next = absl::InfiniteFuture();
-  for (std::size_t i = 0; i < watched.size();) {
-    Watched& one = watched[i];
+  const auto first_of = [&watched](Owner owner) {
+    return std::find_if(watched.begin(), watched.end(), [owner](const Watched& one) { return one.owner == owner; });
+  };
+  for (auto one = watched.begin(); one != watched.end();) {
     const absl::Time now = cache::SteadyNow();
-    if (one.due <= now) {
-      if (one.look()) {
-        if (&one != &watched.back()) one = std::move(watched.back());
-        watched.pop_back();
+    if (one->due <= now) {
+      const Owner owner = one->owner;
+      if (one->look()) {
+        one = watched.erase(one);
+        if (const auto first = first_of(owner); owner != kNobody && first != watched.end()) {
+          first->due = now;
+          next = std::min(next, now);
+        }
         continue;
       }
-      one.due = now + std::clamp((now - one.since) / kPausesInAWait, kShortestPause, kLongestPause);
+      const bool follows = owner != kNobody && first_of(owner) != one;
+      one->due = now + std::clamp((now - one->since) / (follows ? kPausesInAFollowersWait : kPausesInAWait),
+                                  kShortestPause, kLongestPause);
     }
-    next = std::min(next, one.due);
-    ++i;
+    next = std::min(next, one->due);
+    ++one;
   }
   return next;
 }

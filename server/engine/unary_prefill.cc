@@ -133,7 +133,8 @@ void UnaryPrefill::Prepare() {
     return Prepared(absl::OkStatus());
   }
   environment().poller.Watch(
-      [self = std::static_pointer_cast<UnaryPrefill>(shared_from_this())] { return self->LookForInputs(); });
+      [self = std::static_pointer_cast<UnaryPrefill>(shared_from_this())] { return self->LookForInputs(); },
+      context().session->key());
 }
 
 bool UnaryPrefill::LookForInputs() {

@@ -79,7 +79,7 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
   /// Puts the call's decays, which are natural logarithms, into `converted`, in host memory, and `memory` onto that.
   absl::Status ConvertDecay(SegmentMemory& memory, float* converted, kernels::Stream& stream) const;
   /// What has to follow the arithmetic on the device itself. Comes behind work that cannot be taken back, so a refusal
-  /// counts as the loss of the device: UNAVAILABLE.
+  /// counts as the loss of the device: UNAVAILABLE. But the done flag is the host's to set then.
   absl::Status CompleteOnDevice(const SegmentMemory& memory, const Segment& segment, kernels::Stream& stream);
   /// What has to follow when all results are there.
   void CompleteOnHost();

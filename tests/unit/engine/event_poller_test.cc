@@ -20,13 +20,15 @@ TEST(EventPoller, LooksAtEverythingUntilItIsOverAndNotAnyMore) {
     for (int thread = 0; thread < 3; ++thread) {
       threads.emplace_back([&] {
         for (int i = 0; i < 100; ++i) {
-          poller.Watch([&, left = i % 5, is_over = false]() mutable {
-            if (is_over) ++looks_behind;
-            if (left-- > 0) return false;
-            is_over = true;
-            ++over;
-            return true;
-          });
+          poller.Watch(
+              [&, left = i % 5, is_over = false]() mutable {
+                if (is_over) ++looks_behind;
+                if (left-- > 0) return false;
+                is_over = true;
+                ++over;
+                return true;
+              },
+              static_cast<EventPoller::Owner>(i % 3));
         }
       });
     }
@@ -55,6 +57,24 @@ TEST(EventPoller, WhatIsNotOverKeepsNobodyElseFromBeingSeen) {
   }
   first = true;
   poller.Stop();
+}
+
+TEST(EventPoller, WhatIsOverBeforeWhatItsOwnerHadWatchedEarlierIsSeenToo) {
+  EventPoller poller;
+  constexpr EventPoller::Owner kOwner = 7;
+  std::atomic<bool> first = false;
+  std::atomic<int> seen = 0;
+  poller.Watch([&] { return first.load(); }, kOwner);
+  for (int i = 0; i < 3; ++i) {
+    poller.Watch(
+        [&] {
+          first = ++seen == 3;
+          return true;
+        },
+        kOwner);
+  }
+  poller.Stop();
+  EXPECT_EQ(seen, 3);
 }
 
 TEST(EventPoller, WhatIsOverMayHaveMoreToBeWatched) {
