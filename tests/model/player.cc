@@ -20,6 +20,18 @@ constexpr char kVerifier[] = "verifier";
 
 std::string TokenOf(int tenant) { return absl::StrCat("token-of-tenant-", tenant, "-0123456789abcdef"); }
 
+/// Whether the one slot that was read, in all its layers, is in this state.
+bool Holds(const SlotContents& slot, const SlotState& state) {
+  std::string states;
+  std::string auxiliary;
+  for (const LayerState& layer : state) {
+    states += layer.state;
+    auxiliary += layer.auxiliary;
+  }
+  return BytesOf(slot.state) == states && BytesOf(slot.auxiliary) == auxiliary &&
+         slot.positions.front() == state.front().position;
+}
+
 }  // namespace
 
 Player::Player()
@@ -330,16 +342,7 @@ void Player::CheckSnapshotContents() {
       if (!Expect(restored.status(), {}, "restoring a snapshot to look at it")) return;
       const absl::StatusOr<SlotContents> contents = session->ReadSlots({0});
       if (!Expect(contents.status(), {}, "reading the verifier's slot")) return;
-      std::string all;
-      std::string auxiliary;
-      for (const LayerState& layer : *state) {
-        all += layer.state;
-        auxiliary += layer.auxiliary;
-      }
-      if (BytesOf(contents->state) != all || BytesOf(contents->auxiliary) != auxiliary ||
-          contents->positions.front() != state->front().position) {
-        return Fail(absl::StrCat("snapshot ", key, " holds something else"));
-      }
+      if (!Holds(*contents, *state)) return Fail(absl::StrCat("snapshot ", key, " holds something else"));
     }
     if (!Expect(session->Close(), {}, "closing the verifier")) return;
   }
@@ -571,16 +574,7 @@ void Player::CheckSpaceAfterKill(const SpaceName& name, const CacheSpec& spec,
     const absl::StatusOr<SlotContents> contents = session->ReadSlots({0});
     if (!Expect(contents.status(), {}, "reading a slot after a kill")) return;
     for (const std::shared_ptr<const SlotState>& version : versions) {
-      std::string state;
-      std::string auxiliary;
-      for (const LayerState& layer : *version) {
-        state += layer.state;
-        auxiliary += layer.auxiliary;
-      }
-      if (BytesOf(contents->state) == state && BytesOf(contents->auxiliary) == auxiliary &&
-          contents->positions.front() == version->front().position) {
-        space.snapshots[snapshot.key] = version;
-      }
+      if (Holds(*contents, *version)) space.snapshots[snapshot.key] = version;
     }
     if (!space.snapshots.contains(snapshot.key)) {
       return Fail(absl::StrCat("snapshot ", snapshot.key, " holds after a kill what was never kept under it"));

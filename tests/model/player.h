@@ -86,6 +86,7 @@ class Player {
   std::vector<std::int64_t> Held(const ModelSession& session) const;
   /// Mostly a slot that the session holds: the `nth` one from the choice on.
   std::int64_t Slot(const ModelSession& session, Choices& choices, std::int64_t nth, bool padding = false);
+  std::vector<std::int64_t> OneOrTwo(const ModelSession& session, Choices& choices);
   /// What the server may say about these slots; empty when it must take them.
   Codes SlotErrors(const ModelSession& session, absl::Span<const std::int64_t> slots, bool padding = false) const;
   std::vector<std::int64_t> Layers(Choices& choices) const;

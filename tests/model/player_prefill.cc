@@ -169,11 +169,7 @@ bool Player::BeginDirectives(ModelSession& session, PrefillCase& prefill) {
     }
     const auto pending = session.pending.find(directive.key);
     if (pending == session.pending.end()) continue;
-    const std::int64_t after = prefill.positions[static_cast<std::size_t>(directive.sequence)];
-    const std::int64_t tokens = prefill.Tokens(directive.sequence);
-    const std::int64_t here = std::min(directive.boundary * prefill.problem.shape.chunk_size, tokens);
-    const std::int64_t position = after < 0 ? here : after - tokens + here;
-    if (pending->second.position != position) return false;
+    if (pending->second.position != prefill.BoundaryPosition(directive.sequence, directive.boundary)) return false;
   }
   return true;
 }
@@ -200,11 +196,8 @@ void Player::CheckOutcomes(ModelSession& session, PrefillCase& prefill, absl::Sp
       session.pending.erase(directive.key);
       continue;
     }
-    const std::int64_t after = prefill.positions[static_cast<std::size_t>(directive.sequence)];
-    const std::int64_t tokens = prefill.Tokens(directive.sequence);
-    const std::int64_t here = std::min(directive.boundary * prefill.problem.shape.chunk_size, tokens);
     LayerState part;
-    part.position = after < 0 ? here : after - tokens + here;
+    part.position = prefill.BoundaryPosition(directive.sequence, directive.boundary);
     part.state = prefill.BoundaryState(directive.sequence, directive.boundary, geometry_.state_dtype);
     part.auxiliary = directive.auxiliary;
     PendingParts& pending = session.pending[directive.key];

@@ -31,6 +31,12 @@ std::int64_t Player::Slot(const ModelSession& session, Choices& choices, std::in
   return held[static_cast<std::size_t>(choice / 20 + nth) % held.size()];
 }
 
+std::vector<std::int64_t> Player::OneOrTwo(const ModelSession& session, Choices& choices) {
+  std::vector<std::int64_t> slots = {Slot(session, choices, 0)};
+  if (choices.Flag()) slots.push_back(Slot(session, choices, 1));
+  return slots;
+}
+
 Player::Codes Player::SlotErrors(const ModelSession& session, absl::Span<const std::int64_t> slots,
                                  bool padding) const {
   if (!session.open) return {absl::StatusCode::kNotFound};
@@ -89,8 +95,7 @@ void Player::AcquireFor(ModelSession& session, int place, std::int64_t count) {
 void Player::Release(Choices choices) {
   ModelSession* const session = SessionAt(choices);
   if (session == nullptr) return;
-  std::vector<std::int64_t> slots = {Slot(*session, choices, 0)};
-  if (choices.Flag()) slots.push_back(Slot(*session, choices, 1));
+  const std::vector<std::int64_t> slots = OneOrTwo(*session, choices);
   const Codes errors = SlotErrors(*session, slots);
   if (!Expect(session->client->ReleaseSlots(slots), errors, "releasing slots")) return;
   for (const std::int64_t slot : slots) session->cache->holders[static_cast<std::size_t>(slot)] = -1;
@@ -99,8 +104,7 @@ void Player::Release(Choices choices) {
 void Player::Reset(Choices choices) {
   ModelSession* const session = SessionAt(choices);
   if (session == nullptr) return;
-  std::vector<std::int64_t> slots = {Slot(*session, choices, 0)};
-  if (choices.Flag()) slots.push_back(Slot(*session, choices, 1));
+  const std::vector<std::int64_t> slots = OneOrTwo(*session, choices);
   const Codes errors = SlotErrors(*session, slots);
   if (!Expect(session->client->ResetSlots(slots), errors, "resetting slots")) return;
   for (const std::int64_t slot : slots) {
@@ -146,8 +150,7 @@ void Player::Copy(Choices choices) {
 void Player::Read(Choices choices) {
   ModelSession* const session = SessionAt(choices);
   if (session == nullptr) return;
-  std::vector<std::int64_t> slots = {Slot(*session, choices, 0)};
-  if (choices.Flag()) slots.push_back(Slot(*session, choices, 1));
+  const std::vector<std::int64_t> slots = OneOrTwo(*session, choices);
   const std::vector<std::int64_t> layers = Layers(choices);
   const absl::StatusOr<SlotContents> contents = session->client->ReadSlots(slots, layers);
   if (!Expect(contents.status(), SlotErrors(*session, slots), "reading slots")) return;
@@ -171,8 +174,7 @@ void Player::Read(Choices choices) {
 void Player::Write(Choices choices) {
   ModelSession* const session = SessionAt(choices);
   if (session == nullptr) return;
-  std::vector<std::int64_t> slots = {Slot(*session, choices, 0)};
-  if (choices.Flag()) slots.push_back(Slot(*session, choices, 1));
+  const std::vector<std::int64_t> slots = OneOrTwo(*session, choices);
   std::vector<std::int64_t> layers = Layers(choices);
   const bool with_auxiliary = choices.Flag() && geometry_.auxiliary_bytes > 0;
   std::mt19937_64 random(static_cast<std::uint64_t>(choices.Next()));

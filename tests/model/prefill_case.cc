@@ -91,6 +91,12 @@ std::int64_t PrefillCase::Tokens(std::int64_t sequence) const {
   return (problem.cu_seqlens[n + 1] - problem.cu_seqlens[n]) / problem.shape.num_householder;
 }
 
+std::int64_t PrefillCase::BoundaryPosition(std::int64_t sequence, std::int64_t boundary) const {
+  const std::int64_t position_after = positions[static_cast<std::size_t>(sequence)];
+  const std::int64_t here = std::min(boundary * problem.shape.chunk_size, Tokens(sequence));
+  return position_after < 0 ? here : position_after - Tokens(sequence) + here;
+}
+
 std::string PrefillCase::BoundaryState(std::int64_t sequence, std::int64_t boundary, DataType dtype) const {
   const SequenceNumbers& of = numbers[static_cast<std::size_t>(sequence)];
   if (boundary == problem.BoundaryCount(sequence)) return Convert(of.final_state, dtype);

@@ -55,6 +55,8 @@ struct PrefillCase {
 
   std::int64_t sequences() const { return problem.sequences(); }
   std::int64_t Tokens(std::int64_t sequence) const;
+  /// Where the slot stands at a boundary, once the sequence has been run.
+  std::int64_t BoundaryPosition(std::int64_t sequence, std::int64_t boundary) const;
   std::string ExpectedH() const;
   std::string ExpectedVNew() const;
   std::string ExpectedFinalState() const;
