@@ -1,13 +1,18 @@
 // What a backend does besides the recurrence: memory, copies of bytes and states, the search for non-finite values.
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -376,6 +381,34 @@ TEST_P(MemoryTest, StreamsThatAwaitAnEventOfAnotherComeBehindItsWork) {
     EXPECT_EQ(backend().HasHappened(*shared).value(), true);
     ASSERT_TRUE(to->Download() == source->Download()) << round;
   }
+}
+
+TEST_P(MemoryTest, AStreamWritesAValueBehindItsWorkIntoPinnedMemory) {
+  kernels::MemorySharing* const sharing = backend().memory_sharing();
+  if (sharing == nullptr) GTEST_SKIP() << "all memory is the host's";
+  constexpr std::size_t kWords = 4096;
+  constexpr std::size_t kBytes = std::size_t{64} << 20;
+  void* const mapped =
+      mmap(nullptr, kWords * sizeof(std::uint32_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  ASSERT_EQ(sharing->Pin(mapped, kWords * sizeof(std::uint32_t)), absl::OkStatus());
+  auto* const words = static_cast<std::uint32_t*>(mapped);
+  const kernels::Buffer device = Allocate(kBytes);
+  const kernels::Buffer host = Allocate(kBytes, MemoryKind::kHost);
+  std::memset(host.data(), 0xff, kBytes);
+  for (std::uint32_t round = 1; round <= 20; ++round) {
+    const std::size_t word = round * 137 % kWords;
+    ASSERT_EQ(backend().ZeroBytes({{device.data(), kBytes}}, stream()), absl::OkStatus());
+    ASSERT_EQ(backend().CopyBytes({{host.data(), device.data(), kBytes}}, stream()), absl::OkStatus());
+    ASSERT_EQ(sharing->WriteValue(words + word, round, stream()), absl::OkStatus());
+    while (std::atomic_ref(words[word]).load(std::memory_order_acquire) != round) std::this_thread::yield();
+    EXPECT_EQ(host.bytes()[kBytes - 1], std::byte{0}) << "the copy comes before";
+    ASSERT_EQ(backend().Synchronize(stream()), absl::OkStatus());
+    std::memset(host.data(), 0xff, kBytes);
+  }
+  EXPECT_EQ(std::count(words, words + kWords, 0U), static_cast<std::ptrdiff_t>(kWords) - 20);
+  sharing->Unpin(mapped);
+  munmap(mapped, kWords * sizeof(std::uint32_t));
 }
 
 TEST_P(MemoryTest, RunningOutOfDeviceMemoryLosesNothing) {
