@@ -397,7 +397,7 @@ TEST_P(MemoryTest, AStreamWritesAValueBehindItsWorkIntoPinnedMemory) {
   const kernels::Buffer host = Allocate(kBytes, MemoryKind::kHost);
   std::memset(host.data(), 0xff, kBytes);
   for (std::uint32_t round = 1; round <= 20; ++round) {
-    const std::size_t word = round * 137 % kWords;
+    const std::size_t word = std::size_t{round} * 137 % kWords;
     ASSERT_EQ(backend().ZeroBytes({{device.data(), kBytes}}, stream()), absl::OkStatus());
     ASSERT_EQ(backend().CopyBytes({{host.data(), device.data(), kBytes}}, stream()), absl::OkStatus());
     ASSERT_EQ(sharing->WriteValue(words + word, round, stream()), absl::OkStatus());
