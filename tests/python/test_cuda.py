@@ -358,7 +358,7 @@ def test_a_killed_process_takes_only_itself_along(gpu_client: gdpcache.Client, s
         time.sleep(0.05)
     # Its memory is nobody's any more.
     register = memory_pb2.RegisterCudaMemoryRequest(
-        session=session.id, name="dead", handle=bytes.fromhex(handle), size=64
+        session=session.id, name="dead", handle=bytes.fromhex(handle), size=64, token=session._state.cuda._token()
     )
     with pytest.raises(gdpcache.InvalidArgumentError):
         session._driver.run(unary("RegisterCudaMemory", register, memory_pb2.RegisterCudaMemoryResponse))
