@@ -76,7 +76,8 @@ absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> OpenSnapshots(const config
 
   cache::SnapshotOptions options;
   options.limits.tenant_bytes = config.tenant_bytes;
-  options.limits.pinned_bytes = config.pin_bytes.value_or(capacity / 2);
+  // With its share of the first tier, which may be the only one, a tenant does not have it all.
+  options.limits.pinned_bytes = config.pin_bytes.value_or(share.Of(capacity) / 2);
   options.limits.max_watches = kMaxWatches;
   options.limits.max_tenant_watches = share.Of(kMaxWatches);
   options.limits.max_pin_ttl = config.max_pin_ttl;

@@ -250,7 +250,8 @@ ABSL_FLAG(gdpcache::cache::WritePolicy, snapshot_write, gdpcache::cache::WritePo
 ABSL_FLAG(ByteSize, snapshot_tenant_quota, ByteSize{0},
           "Bytes of one tenant's snapshots, each counted once. 0: no quota.");
 ABSL_FLAG(AutoByteSize, snapshot_pin_budget, AutoByteSize{},
-          "Bytes of one tenant's pinned snapshots. auto: half of all tiers together.");
+          "Bytes of one tenant's pinned snapshots. auto: half of all tiers together, or of one of several tenants half "
+          "of its share of them.");
 ABSL_FLAG(absl::Duration, max_pin_ttl, absl::Hours(1), "The longest that a pin or a lookup's lease may last.");
 ABSL_FLAG(
     absl::Duration, snapshot_pending_timeout, absl::Seconds(60),

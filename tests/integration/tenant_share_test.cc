@@ -160,6 +160,26 @@ TEST_F(TenantShareTest, OfTheRoomOfUnfinishedSnapshots) {
   }
 }
 
+TEST_F(TenantShareTest, OfWhatMayBePinned) {
+  ASSERT_TRUE(Create(kEngine, "model").ok());
+  const Held held = Hold(kEngine, "model");
+  v1::SaveSnapshotsRequest save;
+  save.set_session(held.session);
+  v1::PinSnapshotsRequest pin;
+  pin.set_cache("model");
+  for (const char digit : {'1', '2'}) {
+    save.add_saves()->set_slot(held.slot);
+    save.mutable_saves()->rbegin()->set_key(std::string(16, digit));
+    pin.add_keys(std::string(16, digit));
+  }
+  v1::SaveSnapshotsResponse saved;
+  ASSERT_TRUE(Call(kEngine, "SaveSnapshots", save, saved).ok());
+  v1::PinSnapshotsResponse pinned;
+  const grpc::Status refused = Call(kEngine, "PinSnapshots", pin, pinned);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(refused.error_message(), "the tenant's pin budget: 384 bytes are needed; 0 of 256 are in use");
+}
+
 TEST(TenantShare, IsAllWhereThereIsOneTenant) {
   const test::ServerProcess server({"--max-tenant-share=25", "--max-caches=4"});
   ControlClient client(test::Connect(server.tcp_address()));
