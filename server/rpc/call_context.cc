@@ -1,6 +1,7 @@
 #include "server/rpc/call_context.h"
 
-#include "absl/time/clock.h"
+#include <grpc/support/time.h>
+
 #include "absl/time/time.h"
 #include "server/cache/clock.h"
 #include "server/rpc/snapshot_codec.h"
@@ -14,14 +15,20 @@ constexpr std::int64_t kNotCounted = 4'096;
 
 }  // namespace
 
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+  // Not what deadline() says: in nanoseconds since 1970, a client that would wait for centuries has waited long ago.
+  const gpr_timespec deadline = context.raw_deadline();
+  const gpr_timespec left = gpr_time_sub(deadline, gpr_now(deadline.clock_type));
+  return cache::SteadyNow() + absl::Seconds(left.tv_sec) + absl::Nanoseconds(left.tv_nsec);
+}
+
 absl::StatusOr<engine::CallContext> FindCaller(const DataPlane& plane, const grpc::CallbackServerContext& context,
                                                const std::string& session) {
   const absl::StatusOr<const Identity*> caller = plane.access.CallerOf(context);
   if (!caller.ok()) return caller.status();
   auto found = plane.catalog.FindSession(session, (*caller)->tenant);
   if (!found.ok()) return found.status();
-  const absl::Duration left = absl::FromChrono(context.deadline()) - absl::Now();
-  return engine::CallContext{.session = *std::move(found), .deadline = cache::SteadyNow() + left};
+  return engine::CallContext{.session = *std::move(found), .deadline = DeadlineOf(context)};
 }
 
 absl::StatusOr<cache::SnapshotSpace> FindSpace(const DataPlane& plane, const grpc::CallbackServerContext& context,

@@ -15,6 +15,9 @@
 
 namespace gdpcache::rpc {
 
+/// When the client stops waiting for a call, by cache::SteadyNow; InfiniteFuture if it does not.
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context);
+
 /// The session that a request names, its lease renewed, and the RPC's deadline. NOT_FOUND where the caller's tenant has
 /// no such session.
 absl::StatusOr<engine::CallContext> FindCaller(const DataPlane& plane, const grpc::CallbackServerContext& context,

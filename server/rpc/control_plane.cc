@@ -3,6 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/rpc/call_context.h"
 #include "server/rpc/control/caches.h"
 #include "server/rpc/control/sessions.h"
 #include "server/rpc/control/slots.h"
@@ -14,7 +15,7 @@ namespace gdpcache::rpc {
 namespace {
 
 CallOrigin OriginOf(const Identity& caller, const grpc::CallbackServerContext& context) {
-  return {caller.tenant, absl::FromChrono(context.deadline())};
+  return {caller.tenant, DeadlineOf(context)};
 }
 
 CallDone AnswerOf(UnaryCall& call) {

@@ -216,6 +216,34 @@ TEST(LargeAnswers, GiveTheirMemoryBackToTheSystem) {
 }
 #endif
 
+// Java's "never" is in 292 years: as nanoseconds since 1970 that does not fit.
+TEST(Deadlines, OfCenturiesHaveNotPassed) {
+  const test::ServerProcess server;
+  test::ControlClient client(test::Connect(server.tcp_address()));
+  client.CreateCache(test::ControlClient::SmallCache("a"));
+  v1::ResetSlotsRequest reset;
+  reset.set_session(client.OpenSession("a"));
+  reset.add_slots(client.AcquireSlots(reset.session(), 1)[0]);
+  v1::ReadSlotsRequest read;
+  read.set_session(reset.session());
+  read.add_slots(reset.slots(0));
+  HalfSentCalls calls(server.tcp_address());
+  std::size_t answers = 0;
+  for (const char* timeout : {"1H", "2562047H", "99999999H"}) {
+    const std::vector<std::pair<std::string, std::string>> metadata = {{"grpc-timeout", timeout}};
+    for (const auto& [method, request] :
+         {std::pair("ResetSlots", reset.SerializeAsString()), std::pair("ReadSlots", read.SerializeAsString())}) {
+      calls.BeginWhole(absl::StrCat("/gdpcache.v1.StateCache/", method), request, metadata);
+      EXPECT_TRUE(test::Eventually([&] {
+        calls.Send(absl::Milliseconds(5));
+        return calls.open() == 0;
+      }));
+      EXPECT_GT(calls.answers(), answers) << method << " " << timeout;  // an error has none
+      answers = calls.answers();
+    }
+  }
+}
+
 TEST(Health, AnswersWhatIsNotItsProtocolWithAnError) {
   const test::ServerProcess server;
   const auto channel = test::Connect(server.tcp_address());
