@@ -2,9 +2,10 @@
 
     cuda_client.py ADDRESS CACHE ROUNDS DEVICE [WAY]
 
-With the way "ahead" the rounds are calls of chunk_gated_delta_product_fwd_h that it runs ahead of, looked at in every twentieth.
-Prints a line once the first prefill is done: the handle of its memory, if it has one, and a digest of the results. Then
-it waits for a line of input before it goes on; 0 rounds have no end. At last it prints the transports it used.
+With the way "ahead" the rounds are calls of chunk_gated_delta_product_fwd_h that it runs ahead of, looked at in every
+twentieth. Prints a line once the first prefill is done: the handle of its memory, if it has one, and a digest of the
+results. Then it waits for a line of input before it goes on; 0 rounds have no end. At last it prints the transports it
+used.
 """
 
 from __future__ import annotations

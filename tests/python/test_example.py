@@ -12,6 +12,7 @@ EXAMPLE = Path(__file__).parent.parent.parent / "client/python/examples/engine_l
 
 
 def test_the_engine_loop(server: Server) -> None:
-    run = subprocess.run([sys.executable, str(EXAMPLE), server.unix], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert "the cached path gives what the uncached one gives" in run.stdout
+    for _ in range(2):  # the second run finds what the first one has left
+        run = subprocess.run([sys.executable, str(EXAMPLE), server.unix], capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        assert "the cached path gives what the uncached one gives" in run.stdout

@@ -132,8 +132,9 @@ def test_contents_of_slots(frames: list[dict[str, Any]], message: str) -> None:
 
 
 def test_an_answer_larger_than_any_that_a_server_needs_is_not_taken_in() -> None:
-    with fake_server({"GetServerInfo": lambda _request, _context: server_info(device="x" * (65 << 20))}) as address:
-        with gdpcache.Client(address) as client, pytest.raises(gdpcache.ResourceExhaustedError, match="larger than max"):
+    huge = server_info(device="x" * (65 << 20))
+    with fake_server({"GetServerInfo": lambda _request, _context: huge}) as address, gdpcache.Client(address) as client:
+        with pytest.raises(gdpcache.ResourceExhaustedError, match="larger than max"):
             client.server_info()
 
         async def ask() -> None:

@@ -251,6 +251,8 @@ def main() -> None:
 
     with gdpcache.Client(sys.argv[1] if len(sys.argv) > 1 else None) as client:
         engine = Engine(client, "engine_loop")
+        # What an earlier run has kept outlived its cache. The check begins without it.
+        client.delete_snapshots("engine_loop", [kept.key for kept in client.list_snapshots("engine_loop")])
 
         # The first prompt is new. The second one leaves it after 100 tokens, and the boundary there, at 96, becomes one
         # worth keeping: the third time the system prompt comes, it is found.

@@ -92,8 +92,8 @@ class RunAhead:
             flags.close()
 
     def prefill(self, call: PrefillCall, *, is_batched: bool) -> Results | None:
-        """Sends the call and lets the caller's streams wait for its end. None for one that has to go another way. Raises
-        what earlier calls have failed with."""
+        """Sends the call and lets the caller's streams wait for its end. None for one that has to go another way.
+        Raises what earlier calls have failed with."""
         if self._limit == 0 or not self._possible:
             return None
         with self._lock:
