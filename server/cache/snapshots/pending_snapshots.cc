@@ -33,18 +33,21 @@ void PendingSnapshots::SetLastPart(PendingSnapshot& pending, absl::Time time) {
   by_time_.emplace(time, &pending);
 }
 
-std::vector<std::shared_ptr<PendingSnapshot>> PendingSnapshots::OfSession(SessionKey session) const {
+std::vector<std::shared_ptr<PendingSnapshot>> PendingSnapshots::OfSession(SessionKey session, std::size_t most) const {
   std::vector<std::shared_ptr<PendingSnapshot>> found;
   const auto of_session = sessions_.find(session);
   if (of_session == sessions_.end()) return found;
-  for (const auto& [name, pending] : of_session->second) found.push_back(pending);
+  for (const auto& [name, pending] : of_session->second) {
+    if (found.size() == most) break;
+    found.push_back(pending);
+  }
   return found;
 }
 
-std::vector<std::shared_ptr<PendingSnapshot>> PendingSnapshots::LastPartUntil(absl::Time time) const {
+std::vector<std::shared_ptr<PendingSnapshot>> PendingSnapshots::LastPartUntil(absl::Time time, std::size_t most) const {
   std::vector<std::shared_ptr<PendingSnapshot>> found;
   for (const auto& [last_part, pending] : by_time_) {
-    if (last_part > time) break;
+    if (last_part > time || found.size() == most) break;
     found.push_back(Find(pending->session, *pending->space, pending->key));
   }
   return found;

@@ -1,6 +1,7 @@
 #ifndef GDPCACHE_SERVER_CACHE_SNAPSHOTS_PENDING_SNAPSHOTS_H_
 #define GDPCACHE_SERVER_CACHE_SNAPSHOTS_PENDING_SNAPSHOTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -48,8 +49,9 @@ class PendingSnapshots {
   void Remove(PendingSnapshot& pending);
   void SetLastPart(PendingSnapshot& pending, absl::Time time);
 
-  std::vector<std::shared_ptr<PendingSnapshot>> OfSession(SessionKey session) const;
-  std::vector<std::shared_ptr<PendingSnapshot>> LastPartUntil(absl::Time time) const;
+  /// At most `most` of them.
+  std::vector<std::shared_ptr<PendingSnapshot>> OfSession(SessionKey session, std::size_t most) const;
+  std::vector<std::shared_ptr<PendingSnapshot>> LastPartUntil(absl::Time time, std::size_t most) const;
   std::int64_t size() const { return static_cast<std::int64_t>(by_time_.size()); }
 
  private:

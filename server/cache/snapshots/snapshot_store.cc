@@ -279,8 +279,10 @@ SnapshotOutcome SnapshotStore::Commit(SnapshotDraft draft) {
 }
 
 void SnapshotStore::EndSession(SessionKey session) {
-  const std::lock_guard lock(state_->mutex);
-  for (const auto& pending : state_->pending.OfSession(session)) state_->EndPendingLocked(*pending);
+  for (bool all = false; !all;) {
+    const std::lock_guard lock(state_->mutex);
+    all = state_->EndSessionLocked(session);
+  }
 }
 
 void SnapshotStore::Fetch(const SnapshotSpace& space, absl::string_view key, FetchDone done) {
@@ -531,8 +533,10 @@ SnapshotStore::Flushed SnapshotStore::Flush(absl::Duration limit) {
 }
 
 void SnapshotStore::Expire() {
-  const std::lock_guard lock(state_->mutex);
-  state_->ExpireLocked();
+  for (bool all = false; !all;) {
+    const std::lock_guard lock(state_->mutex);
+    all = state_->ExpireLocked();
+  }
 }
 
 void SnapshotStore::WaitUntilIdle() {

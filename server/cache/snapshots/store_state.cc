@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::size_t kMaxPromotions = 1'024;  // that wait; others come closer at their next use
 constexpr std::int64_t kUsesToPromote = 2;
+constexpr std::size_t kEndedAtOnce = 256;  // unfinished snapshots
 
 }  // namespace
 
@@ -257,14 +258,20 @@ void StoreState::EndPinLocked(absl::flat_hash_map<std::string, SnapshotPin>::ite
   for (std::size_t level = 0; level < levels.size(); ++level) CheckWatermarkLocked(level);
 }
 
-void StoreState::ExpireLocked() {
+bool StoreState::EndSessionLocked(SessionKey session) {
+  const auto ended = pending.OfSession(session, kEndedAtOnce);
+  for (const auto& unfinished : ended) EndPendingLocked(*unfinished);
+  return ended.size() < kEndedAtOnce;
+}
+
+bool StoreState::ExpireLocked() {
   const absl::Time now = clock.Now();
   while (!pins_by_expiry.empty() && pins_by_expiry.begin()->first <= now) {
     EndPinLocked(pins.find(pins_by_expiry.begin()->second));
   }
-  for (const auto& unfinished : pending.LastPartUntil(now - options.limits.pending_timeout)) {
-    EndPendingLocked(*unfinished);
-  }
+  const auto ended = pending.LastPartUntil(now - options.limits.pending_timeout, kEndedAtOnce);
+  for (const auto& unfinished : ended) EndPendingLocked(*unfinished);
+  return ended.size() < kEndedAtOnce;
 }
 
 SnapshotLoad& StoreState::LoadLocked(SnapshotEntry& entry) {

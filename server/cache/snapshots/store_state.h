@@ -135,7 +135,10 @@ class StoreState {
                         std::string* refusal);
   bool UnpinLocked(const SpaceIndex& space, absl::string_view pin);
 
-  void ExpireLocked();
+  /// Ends a session's unfinished snapshots, or what has run out of time, but no more at once than others may wait for.
+  /// False when there is more.
+  bool EndSessionLocked(SessionKey session);
+  bool ExpireLocked();
 
   /// Begins to load a snapshot that is on disk only, or joins a load that has begun.
   SnapshotLoad& LoadLocked(SnapshotEntry& entry);

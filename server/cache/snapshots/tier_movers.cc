@@ -190,7 +190,11 @@ void TierMovers::RunMover(kernels::Stream& stream) {
   ++state_.busy;
   const std::size_t end = FirstLevelOfWriter();
   while (!state_.stopping) {
-    state_.ExpireLocked();
+    if (!state_.ExpireLocked()) {
+      lock.unlock();
+      lock.lock();
+      continue;
+    }
     if (const std::size_t level = DueForReliefLocked(0, end); level < end) {
       Relieve(level, stream, lock);
     } else if (!state_.promotions.empty()) {

@@ -261,6 +261,24 @@ TEST_F(SnapshotStoreTest, TheNumberOfUnfinishedSnapshotsIsBounded) {
   EXPECT_EQ(world.StorePart(kSession, 3, 64, 0)->result, SnapshotResult::kPending);
 }
 
+TEST_F(SnapshotStoreTest, AnyNumberOfUnfinishedSnapshotsEndsWithTheirSessionOrTime) {
+  constexpr std::int64_t kMany = 1'000;
+  SnapshotWorld world({.device = kMany});
+  const auto begin = [&world] {
+    for (std::int64_t number = 0; number < kMany; ++number) {
+      ASSERT_EQ(world.StorePart(kSession, number, 64, 0)->result, SnapshotResult::kPending);
+    }
+  };
+  begin();
+  world.store->EndSession(kSession);
+  EXPECT_EQ(world.used(TierKind::kDevice), 0);
+  begin();
+  world.clock.Advance(absl::Hours(1));
+  world.store->Expire();
+  EXPECT_EQ(world.used(TierKind::kDevice), 0);
+  EXPECT_EQ(world.store->counters().abandoned, 2 * kMany);
+}
+
 TEST_F(SnapshotStoreTest, UnfinishedSnapshotsOfOneTenantLeaveRoomForOthers) {
   SnapshotWorld::Setup setup{.device = 4};
   setup.options.limits.tenant_share.percent = 50;
