@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -556,6 +557,17 @@ def test_no_more_than_the_limit_are_under_way(
     assert len(server.requests) == 4
 
 
+def test_blocks_of_several_threads_end_in_any_order(driver: Driver, mixed: gdpcache.Session) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    first, second = mixed.run_ahead(), mixed.run_ahead()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert ahead(mixed, call) is not None, "the second one is still open"
+    second.__exit__(None, None, None)
+    assert ahead(mixed, call) is None
+
+
 def test_other_operations_wait_for_the_answers(
     driver: Driver, server: Server, mixed: gdpcache.Session, gate: threading.Event
 ) -> None:
@@ -638,3 +650,46 @@ def test_the_end_of_the_session_waits_and_the_end_of_the_process_does_not(
         mixed.close()
     assert driver.notes[-2:] == ["host waits for all", "unpinned"]
     assert not _flags._open
+
+
+def test_the_end_of_a_forked_process_sets_no_flag(
+    driver: Driver, server: Server, mixed: gdpcache.Session, gate: threading.Event
+) -> None:
+    with mixed.run_ahead():
+        ahead(mixed, call_of(driver, MEBIBYTE, 2 * MEBIBYTE))
+        wait_until(lambda: len(server.requests) == 1)
+        child = os.fork()
+        if child == 0:
+            try:
+                _flags._let_all_go_on()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert flag_of(server, server.requests[0]) == 0
+        gate.set()
+
+
+def test_an_interrupted_call_is_not_waited_for_and_its_events_are_used_no_more(
+    driver: Driver, server: Server, mixed: gdpcache.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    send = mixed._driver.send
+
+    class Interrupted:
+        def __init__(self, path: str, request: bytes) -> None:
+            self.future = send(path, request)
+
+        def add_done_callback(self, callback: Any) -> None:
+            raise KeyboardInterrupt
+
+    with mixed.run_ahead():
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(mixed._driver, "send", Interrupted)
+            ahead(mixed, call)
+        outstanding = list(mixed._ahead._outstanding)
+        mixed._ahead._outstanding.clear()
+        assert not outstanding
+        wait_until(lambda: "1 is gone" in driver.notes)
+        ahead(mixed, call)
+    assert server.regions[server.requests[-1].ready_event] == "event 3"
+    assert server.requests[-1].done_flag.place.offset != 0

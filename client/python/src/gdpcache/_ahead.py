@@ -58,7 +58,7 @@ class RunAhead:
         server = session.server
         self._possible = server.done_flags and session.arena.available and session.cuda.available
         self._lock = threading.Lock()
-        self._limit = 0  # of outstanding calls; 0: none is run ahead of
+        self._limits: list[int] = []  # of outstanding calls, by the blocks that are open: each holds
         self._outstanding: deque[_Outstanding] = deque()
         self._errors: list[GdpCacheError] = []  # that nobody has heard of
         self._flags: Flags | None = None
@@ -67,15 +67,15 @@ class RunAhead:
     def block(self, limit: int) -> Iterator[None]:
         if limit < 1:
             raise ValueError(f"limit is {limit}; it must be at least 1")
-        before, self._limit = self._limit, limit
+        self._limits.append(limit)
         try:
             yield
         except BaseException:
-            self._limit = before
+            self._limits.remove(limit)
             with suppress(GdpCacheError):
                 self.settle()
             raise
-        self._limit = before
+        self._limits.remove(limit)
         self.settle()
 
     def settle(self) -> None:
@@ -94,10 +94,11 @@ class RunAhead:
     def prefill(self, call: PrefillCall, *, is_batched: bool) -> Results | None:
         """Sends the call and lets the caller's streams wait for its end. None for one that has to go another way.
         Raises what earlier calls have failed with."""
-        if self._limit == 0 or not self._possible:
+        limit = min(self._limits, default=0)
+        if limit == 0 or not self._possible:
             return None
         with self._lock:
-            while self._outstanding and (self._outstanding[0].is_over() or len(self._outstanding) >= self._limit):
+            while self._outstanding and (self._outstanding[0].is_over() or len(self._outstanding) >= limit):
                 self._end_oldest()
             self._raise()
             begun = self._driver.run(_shared.begin_ahead(self._session, call, is_batched))
@@ -128,12 +129,15 @@ class RunAhead:
         try:
             call.record_inputs()
             future = self._driver.send(_shared.PREFILL, request)
-        except BaseException:  # the server knows nothing of it
+            outstanding = _Outstanding(call, flag, expected, future)
+            future.add_done_callback(outstanding.end)
+        except Exception:  # the server knows nothing of it
             self._session.cuda.give_events(call.pair)
             raise
-        outstanding = _Outstanding(call, flag, expected, future)
+        except BaseException:  # as when the user interrupts: maybe it does
+            self._driver.run(_shared.retire(self._session, call))
+            raise
         self._outstanding.append(outstanding)
-        future.add_done_callback(outstanding.end)
         try:
             with call.pair.context:
                 for stream in call.streams:

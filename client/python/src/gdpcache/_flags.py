@@ -4,6 +4,7 @@ behind a call, so that no host waits."""
 from __future__ import annotations
 
 import atexit
+import os
 
 import numpy as np
 
@@ -71,8 +72,9 @@ class Flags:
 
 def _let_all_go_on() -> None:
     """No stream must wait for answers that nobody takes any more."""
-    for flags in _open:
+    for flags in list(_open):
         flags.set_all()
 
 
 atexit.register(_let_all_go_on)
+os.register_at_fork(after_in_child=_open.clear)  # its end is not that of the process whose streams wait
