@@ -54,9 +54,11 @@ void Executor::Submit(Owner owner, std::shared_ptr<MergeableTask> task, Here her
 void Executor::Submit(Owner owner, Waiting waiting, Here here) {
   std::unique_lock lock(mutex_);
   const bool is_idle = turns_.empty() && busy_ == 0;
-  if ((here == Here::kAlways || (here == Here::kWhenIdle && is_idle)) && !spare_streams_.empty()) {
+  const bool is_mergeable = waiting.mergeable != nullptr;
+  if ((here == Here::kAlways || (here == Here::kWhenIdle && is_idle)) && HasStreamsLocked(is_mergeable)) {
     std::unique_ptr<kernels::Stream> stream = std::move(spare_streams_.back());
     spare_streams_.pop_back();
+    if (is_mergeable) promised_.push_back(stream.get());
     if (here == Here::kWhenIdle) ++busy_;
     ++running_;
     lock.unlock();
@@ -79,14 +81,16 @@ void Executor::RunHere(Waiting waiting, Here here, std::unique_ptr<kernels::Stre
     waiting.task(*stream);
   }
   const std::lock_guard lock(mutex_);
+  std::erase(promised_, stream.get());
   spare_streams_.push_back(std::move(stream));
   if (here == Here::kWhenIdle) --busy_;
   --running_;
 }
 
-std::unique_ptr<kernels::Stream> Executor::TakeStream(std::int64_t tasks) {
+std::unique_ptr<kernels::Stream> Executor::TakeStream(std::int64_t tasks, const kernels::Stream& of_task) {
   const std::lock_guard lock(mutex_);
-  if (spare_streams_.empty()) return nullptr;
+  std::erase(promised_, &of_task);
+  if (spare_streams_.size() <= promised_.size()) return nullptr;
   std::unique_ptr<kernels::Stream> stream = std::move(spare_streams_.back());
   spare_streams_.pop_back();
   running_ += tasks;
@@ -100,9 +104,8 @@ void Executor::GiveBack(std::unique_ptr<kernels::Stream> stream, std::int64_t ta
 }
 
 bool Executor::HasStream() const {
-  constexpr std::size_t kOfTask = 1;
   const std::lock_guard lock(mutex_);
-  return spare_streams_.size() > kOfTask;
+  return HasStreamsLocked(true);
 }
 
 std::int64_t Executor::running() const {

@@ -69,11 +69,12 @@ class Executor {
   void Submit(Owner owner, Task task, Here here = Here::kNever);
   void Submit(Owner owner, std::shared_ptr<MergeableTask> task, Here here = Here::kNever);
 
-  /// A stream for work that is still under way when the task that gives it returns; `tasks` more count as running until
-  /// it is given back. nullptr when all are in use: then whoever runs the task waits for the work.
-  std::unique_ptr<kernels::Stream> TakeStream(std::int64_t tasks);
+  /// A stream for work that is still under way when the task that gives it, on `of_task`, returns; `tasks` more count
+  /// as running until it is given back. nullptr when all are in use: then whoever runs the task waits for the work. A
+  /// mergeable task that runs where it was submitted is sure of one.
+  std::unique_ptr<kernels::Stream> TakeStream(std::int64_t tasks, const kernels::Stream& of_task);
   void GiveBack(std::unique_ptr<kernels::Stream> stream, std::int64_t tasks);
-  /// Whether TakeStream has one, for now, when the task that asks for it runs where it is submitted.
+  /// Whether a mergeable task could run where it is submitted, for now.
   bool HasStream() const;
 
   /// Tasks that are being run, each of those that have been merged.
@@ -100,6 +101,10 @@ class Executor {
 
   Executor() = default;
   void Submit(Owner owner, Waiting waiting, Here here);
+  /// Whether enough streams are left for a task to run where it is submitted.
+  bool HasStreamsLocked(bool is_mergeable) const {
+    return spare_streams_.size() >= promised_.size() + (is_mergeable ? 2 : 1);
+  }
   void RunHere(Waiting waiting, Here here, std::unique_ptr<kernels::Stream> stream);
   /// Whether enough workers do tasks like `waiting` already.
   bool HasToWaitLocked(const Waiting& waiting) const;
@@ -125,6 +130,7 @@ class Executor {
   bool stopping_ = false;
   // For tasks that run on their submitter's thread, and for work that outlasts its task.
   std::vector<std::unique_ptr<kernels::Stream>> spare_streams_;
+  std::vector<const kernels::Stream*> promised_;  // of the tasks for which one of the spare streams is kept
 
   // Shared with whoever wakes a worker, for the executor may go as soon as the task is done.
   const std::shared_ptr<std::condition_variable> wake_ = std::make_shared<std::condition_variable>();

@@ -32,7 +32,7 @@ class PrefillBatch {
       : environment_(environment), calls_(static_cast<std::int64_t>(calls.size())) {
     const bool all_end_on_device =
         std::all_of(calls.begin(), calls.end(), [](const UnaryPrefill* call) { return call->EndsOnDevice(); });
-    if (all_end_on_device) own_stream_ = environment.executor.TakeStream(calls_);
+    if (all_end_on_device) own_stream_ = environment.executor.TakeStream(calls_, stream);
     stream_ = own_stream_ != nullptr ? own_stream_.get() : &stream;
   }
 

@@ -194,6 +194,43 @@ TEST(Executor, ATaskTakesWhatMergesWithItFromEachOwnerInTurnUntilThereIsEnough) 
   EXPECT_THAT(batches, ::testing::ElementsAre("x1 x6 x7 x2 ", "x8 x4 x5 ", "other", "y3 "));
 }
 
+/// Takes all streams that others leave, and then asks for its own.
+class LaunchingTask final : public MergeableTask {
+ public:
+  LaunchingTask(Executor& executor, kernels::Stream& of_other, bool& has_stream)
+      : executor_(executor), of_other_(of_other), has_stream_(has_stream) {}
+  bool MergesWith(const MergeableTask& /*other*/) const override { return false; }
+  double share() const override { return 1; }
+  absl::AnyInvocable<void()> RunMerged(absl::Span<const std::shared_ptr<MergeableTask>> /*tasks*/,
+                                       kernels::Stream& stream) override {
+    std::vector<std::unique_ptr<kernels::Stream>> taken;
+    while (auto other = executor_.TakeStream(1, of_other_)) taken.push_back(std::move(other));
+    auto own = executor_.TakeStream(1, stream);
+    has_stream_ = own != nullptr;
+    if (has_stream_) taken.push_back(std::move(own));
+    for (auto& one : taken) executor_.GiveBack(std::move(one), 1);
+    return [] {};
+  }
+
+ private:
+  Executor& executor_;
+  kernels::Stream& of_other_;
+  bool& has_stream_;
+};
+
+TEST(Executor, AMergeableTaskForHereIsSureOfAStreamForWorkThatOutlastsIt) {
+  test::HeapBackend backend;
+  auto executor = Executor::Create(backend, 1);
+  const auto of_other = *backend.CreateStream();
+  for (int round = 0; round < 2; ++round) {
+    bool has_stream = false;
+    (*executor)->Submit(0, std::make_shared<LaunchingTask>(**executor, *of_other, has_stream), Executor::Here::kAlways);
+    EXPECT_TRUE(has_stream);
+  }
+  EXPECT_TRUE((*executor)->HasStream());
+  EXPECT_EQ((*executor)->running(), 0);
+}
+
 TEST(Executor, TwoWorkersDoTasksThatMergeOthersFindCompany) {
   test::HeapBackend backend;
   std::mutex mutex;
