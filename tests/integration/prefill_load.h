@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "gdpcache/client.h"
 #include "gdpcache/v1/state_cache.grpc.pb.h"
 #include "gtest/gtest.h"
@@ -108,6 +109,7 @@ class SamePrefill {
 class PrefillLoad {
  public:
   PrefillLoad(std::string address, ClientOptions options) : address_(std::move(address)), options_(std::move(options)) {
+    options_.connect_timeout = absl::Seconds(60);  // however busy the machine is
     for (const Transport transport : {Transport::kUnary, Transport::kStream}) {
       engines_.emplace_back([this, transport] { Work(transport); });
     }
@@ -157,7 +159,7 @@ class PrefillLoad {
   }
 
   const std::string address_;
-  const ClientOptions options_;
+  ClientOptions options_;
   const SamePrefill call_;
   std::atomic<bool> stop_ = false;
   std::atomic<int> answers_ = 0;
