@@ -23,8 +23,10 @@ void UnaryReactor::OnDone() {
 }
 
 void UnaryReactor::Leave() {
-  if (users_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  { const std::lock_guard lock(mutex_); }  // behind a cancellation
+  {
+    const std::lock_guard lock(mutex_);
+    if (--users_ > 0) return;
+  }
   delete this;
 }
 

@@ -4,7 +4,6 @@
 #include <grpcpp/support/server_callback.h>
 #include <grpcpp/support/status.h>
 
-#include <atomic>
 #include <mutex>
 
 namespace gdpcache::rpc {
@@ -40,7 +39,7 @@ class UnaryReactor : public grpc::ServerUnaryReactor {
   void Leave();
 
   std::mutex mutex_;
-  std::atomic<int> users_ = 2;  // Answer and OnDone
+  int users_ = 2;  // Answer and OnDone; guarded by mutex_
 };
 
 }  // namespace gdpcache::rpc
