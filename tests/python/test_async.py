@@ -136,7 +136,7 @@ def test_a_session_is_renewed_and_its_end_noticed(server: Server) -> None:
 def test_both_clients_have_the_same_calls() -> None:
     pairs: list[tuple[type, type, set[str]]] = [
         (gdpcache.Client, gdpcache.AsyncClient, set()),
-        (gdpcache.Session, gdpcache.AsyncSession, {"layer"}),
+        (gdpcache.Session, gdpcache.AsyncSession, {"layer", "run_ahead"}),
         (gdpcache.SnapshotWatch, gdpcache.AsyncSnapshotWatch, set()),
     ]
     for blocking, asynchronous, apart in pairs:
