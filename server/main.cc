@@ -33,7 +33,7 @@
 #include "server/config/config.h"
 #include "server/engine/engine.h"
 #include "server/grpc_log.h"
-#include "server/observe/free_memory.h"
+#include "server/observe/heap.h"
 #include "server/observe/logging.h"
 #include "server/observe/metrics_endpoint.h"
 #include "server/observe/out_of_memory.h"

@@ -112,6 +112,12 @@ class MetricsTest(unittest.TestCase):
         self.assertGreater(samples["gdpcache_device_memory_used_bytes"], 0)
         self.assertLessEqual(samples["gdpcache_device_memory_used_bytes"], total)
 
+    def test_the_heap_is_told_by_what_it_is(self):
+        samples = self.scrape()
+        states = ("in_use", "free", "mapped")
+        # A sanitizer has a heap of its own, and glibc's is empty.
+        self.assertTrue(all(samples[f'gdpcache_heap_bytes{{state="{state}"}}'] >= 0 for state in states))
+
     def test_slots_of_a_cache_add_up_and_go_with_it(self):
         self.command("caches", "create", "m", "--layers=1", "--slots=8", "--heads=1", "--key-dim=8", "--value-dim=8")
         samples = self.scrape()

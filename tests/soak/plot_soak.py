@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 PANELS = {
-    "memory, MB": {"memory_mb": "anonymous", "shared_mb": "shared with clients"},
+    "memory, MB": {"memory_mb": "anonymous", "heap_mb": "allocated", "shared_mb": "shared with clients"},
     "file descriptors, threads": {"descriptors": "descriptors", "threads": "threads"},
     "probe, ms": {"probe_median_ms": "median", "probe_p99_ms": "99th percentile"},
     "prefills per second": {"prefills": ""},
@@ -28,6 +28,8 @@ def main() -> None:
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 5.5), layout="constrained", sharex=True)
     for axis, (title, series) in zip(axes.flat, PANELS.items(), strict=True):
         for name, label in series.items():
+            if name not in samples[0]:  # recorded before there was one
+                continue
             values = [sample[name] for sample in samples]
             if name == "prefills":
                 pairs = itertools.pairwise(samples)

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "server/cache/snapshots/tier.h"
+#include "server/observe/heap.h"
 
 namespace gdpcache::rpc {
 namespace {
@@ -88,6 +89,12 @@ std::vector<MetricFamily> StateMetrics::Collect() const {
                          .Take());
   gauge("process_start_time_seconds", "When the server started, in seconds since 1970.", absl::ToUnixSeconds(started_));
   gauge("process_resident_memory_bytes", "Memory of the process.", ResidentBytes());
+  const observe::HeapBytes heap = observe::CountHeapBytes();
+  families.push_back(Gauge("gdpcache_heap_bytes", "Memory of the process that is malloc's, by what it is.")
+                         .Add({{"state", "in_use"}}, heap.in_use)
+                         .Add({{"state", "free"}}, heap.free)
+                         .Add({{"state", "mapped"}}, heap.mapped)
+                         .Take());
   gauge("process_open_fds", "File descriptors of the process.", EntriesOf("/proc/self/fd"));
   gauge("process_threads", "Threads of the process.", EntriesOf("/proc/self/task"));
 
