@@ -84,6 +84,7 @@ class SharingServer:
         self.regions: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         self.refuse = ""  # why descriptors are refused
         self.before_answering: Callable[[], Any] = lambda: None
+        self.after_registering: Callable[[], Any] = lambda: None
         self.fail: Callable[[grpc.ServicerContext], Any] = lambda context: None
         self.requests: list[prefill_pb2.PrefillRequest] = []
         self.unregistered: list[str] = []
@@ -132,6 +133,7 @@ class SharingServer:
     ) -> memory_pb2.RegisterSystemMemoryResponse:
         memory = mmap.mmap(self._tokens.pop(request.token), request.size)
         self.regions[request.name] = np.frombuffer(memory, np.uint8)
+        self.after_registering()
         return memory_pb2.RegisterSystemMemoryResponse()
 
     def _unregister(

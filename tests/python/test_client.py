@@ -15,6 +15,7 @@ from waiting import wait_until
 
 import gdpcache
 from gdpcache import InitialState, Outputs, States, Transport
+from gdpcache._memory import may_have_been_done
 
 
 def test_the_server_tells_about_itself(server: Server, client: gdpcache.Client) -> None:
@@ -102,6 +103,7 @@ def test_slots_are_acquired_forked_reset_and_released(client: gdpcache.Client, c
         with pytest.raises(gdpcache.ResourceExhaustedError) as raised:
             session.acquire_slots(7)
         assert raised.value.retry_delay is not None
+        assert not may_have_been_done(raised.value), "gRPC would say so of an answer that it could not take"
         with pytest.raises(gdpcache.PermissionDeniedError):
             session.release_slots([first])
     assert client.list_slots(cache).free_slots == 8

@@ -368,8 +368,8 @@ def test_memory_of_the_gpu_needs_a_server_that_says_who_is_there(driver: Driver,
 
 
 @pytest.fixture
-def mixed(driver: Driver, server: Server) -> Iterator[gdpcache.Session]:
-    """A session that shares memory of both kinds."""
+def mixing(driver: Driver, server: Server) -> Iterator[gdpcache.Client]:
+    """A client whose sessions share memory of both kinds."""
     sharing = server.sharing
     info = server_info(transports=["cuda_ipc", "shared_memory"], descriptor_socket=sharing.path, done_flags=True)
 
@@ -379,11 +379,13 @@ def mixed(driver: Driver, server: Server) -> Iterator[gdpcache.Session]:
 
     handlers = {**sharing.handlers(), **server.handlers()}
     handlers |= {"GetServerInfo": lambda request, context: info, "UnregisterMemory": unregister}
-    with (
-        fake_server(handlers) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as opened,
-    ):
+    with fake_server(handlers) as address, gdpcache.Client(address) as client:
+        yield client
+
+
+@pytest.fixture
+def mixed(mixing: gdpcache.Client) -> Iterator[gdpcache.Session]:
+    with mixing.open_session("fake") as opened:
         yield opened
 
 
@@ -472,14 +474,35 @@ def test_all_streams_wait_for_the_flag(driver: Driver, mixed: gdpcache.Session) 
     assert sorted(waits) == [f"{STREAM} waits for 1@0", f"{OTHER_STREAM} waits for 1@0"]
 
 
-@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "UNAVAILABLE"])
+ANSWERED = {"x-request-id": "1"}  # as servers mark their errors
+
+
+@pytest.mark.parametrize(
+    ("code", "trailing", "lost"),
+    [
+        ("INVALID_ARGUMENT", {}, False),
+        ("RESOURCE_EXHAUSTED", ANSWERED, False),
+        ("RESOURCE_EXHAUSTED", {}, True),
+        ("UNAVAILABLE", {}, True),
+        ("UNKNOWN", {}, True),
+        ("INTERNAL", {}, True),
+        ("INTERNAL", ANSWERED, True),
+    ],
+)
 def test_a_failure_sets_the_flag_and_is_told_by_the_next_call(
-    code: str, driver: Driver, server: Server, mixed: gdpcache.Session, gate: threading.Event
+    code: str,
+    trailing: dict[str, str],
+    lost: bool,
+    driver: Driver,
+    server: Server,
+    mixed: gdpcache.Session,
+    gate: threading.Event,
 ) -> None:
     call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
 
     def fail(context: grpc.ServicerContext) -> None:
         assert gate.wait(60)
+        context.set_trailing_metadata(tuple(trailing.items()))
         context.abort(grpc.StatusCode[code], "no")
 
     server.fail = fail
@@ -498,7 +521,6 @@ def test_a_failure_sets_the_flag_and_is_told_by_the_next_call(
         server.fail = lambda context: None
         ahead(mixed, call)
     # What the server may still use is not used again.
-    lost = code == "UNAVAILABLE"
     first, second = server.requests
     assert (second.ready_event != first.ready_event) == lost
     assert (second.done_flag.place.offset != first.done_flag.place.offset) == lost
@@ -541,8 +563,10 @@ def test_no_more_than_the_limit_are_under_way(
     driver: Driver, server: Server, mixed: gdpcache.Session, gate: threading.Event
 ) -> None:
     call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
-    with pytest.raises(ValueError, match="limit is 0"), mixed.run_ahead(0):
-        pass
+    for limit in (0, 257):
+        refused = pytest.raises(ValueError, match=f"limit is {limit}; it must be from 1 to 256")
+        with refused, mixed.run_ahead(limit):
+            pass
     with mixed.run_ahead(limit=3):
         for _ in range(3):
             ahead(mixed, call)
@@ -614,6 +638,25 @@ def test_servers_and_drivers_without_flags_are_waited_for(
     assert len(server.requests) == 1
 
 
+def test_flags_without_an_answer_to_their_registration_are_shared_anew(
+    driver: Driver, server: Server, mixed: gdpcache.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    mixed.prefill(call)  # has all but the flags registered
+    hanging = threading.Event()
+    server.sharing.after_registering = lambda: hanging.wait(60)
+    with mixed.run_ahead():
+        with monkeypatch.context() as patch, pytest.raises(gdpcache.DeadlineExceededError):
+            patch.setattr(mixed._driver, "timeout", 0.5)
+            ahead(mixed, call)
+        server.sharing.after_registering = lambda: None
+        ahead(mixed, call)
+        hanging.set()
+    first, second = server.requests
+    assert second.ready_event == first.ready_event, "the pair of events was given back"
+    assert second.done_flag.place.region == "flags-2"
+
+
 def test_streams_that_cannot_wait_are_waited_for(driver: Driver, server: Server, mixed: gdpcache.Session) -> None:
     call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
     driver.waits = 801
@@ -650,6 +693,35 @@ def test_the_end_of_the_session_waits_and_the_end_of_the_process_does_not(
         mixed.close()
     assert driver.notes[-2:] == ["host waits for all", "unpinned"]
     assert not _flags._open
+
+
+def test_flags_of_a_session_that_is_never_closed_are_given_back_with_the_next(
+    driver: Driver, server: Server, mixing: gdpcache.Client, gate: threading.Event
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    first = mixing.open_session("fake")
+    first._ahead._limits.append(2)  # a block that is never left
+    ahead(first, call)
+    wait_until(lambda: len(server.requests) == 1)
+    kept = weakref.ref(first._ahead._flags)
+    del first
+    gc.collect()
+    assert kept() is not None, "a stream is waiting"
+    gate.set()
+
+    def are_gone() -> bool:
+        gc.collect()
+        return kept() is None
+
+    wait_until(are_gone)
+    assert flag_of(server, server.requests[0]) == 1
+    assert not [note for note in driver.notes if note in ("host waits for all", "unpinned")], "by the collector"
+    server.regions.clear()
+    with mixing.open_session("fake") as second, second.run_ahead():
+        ahead(second, call)
+        assert driver.notes.count("unpinned") == 1
+    assert driver.notes.count("unpinned") == 2
+    assert not _flags._left
 
 
 def test_the_end_of_a_forked_process_sets_no_flag(

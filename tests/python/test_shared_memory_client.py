@@ -15,7 +15,8 @@ from fake_server import SharingServer, fake_server
 from waiting import wait_until
 
 import gdpcache
-from gdpcache import InitialState, Outputs, PrefillCall, Transport
+from gdpcache import InitialState, Outputs, PrefillCall, Transport, _channel
+from gdpcache.v1 import prefill_pb2, tensor_pb2
 
 
 @pytest.fixture
@@ -125,12 +126,34 @@ def test_shared_arrays_of_a_call_without_an_answer_are_shared_no_more(
     assert (out == call_of(4096).u).all()
 
 
-def test_memory_of_a_refused_call_is_used_again(sharing: SharingServer, session: gdpcache.Session) -> None:
-    sharing.fail = lambda context: context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
+@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"])
+def test_memory_of_a_refused_call_is_used_again(
+    code: str, sharing: SharingServer, session: gdpcache.Session
+) -> None:
+    def refuse(context: grpc.ServicerContext) -> None:
+        context.set_trailing_metadata((("x-request-id", "1"),))  # as servers mark their errors
+        context.abort(grpc.StatusCode[code], "no")
+
+    sharing.fail = refuse
     for _ in range(3):
-        with pytest.raises(gdpcache.InvalidArgumentError):
+        with pytest.raises(gdpcache.GdpCacheError, match=f"{code}: no"):
             session.prefill(call_of(1 << 18))
     assert list(sharing.regions) == ["arena-1"]
+
+
+def test_memory_of_a_call_whose_answer_cannot_be_taken_is_not_used_again(
+    sharing: SharingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = prefill_pb2.PrefillResponse(v_new=tensor_pb2.Tensor(inline=bytes(1 << 16)))
+    monkeypatch.setattr(_channel, "OPTIONS", (("grpc.max_receive_message_length", 1 << 12),))
+    with (
+        fake_server({**sharing.handlers(), "Prefill": lambda request, context: large}) as address,
+        gdpcache.Client(address) as client,
+        client.open_session("fake") as session,
+    ):
+        with pytest.raises(gdpcache.ResourceExhaustedError):
+            session.prefill(call_of(4096))
+        wait_until(lambda: sharing.unregistered == ["arena-1"])
 
 
 def test_a_refused_descriptor_leaves_the_other_transports(sharing: SharingServer, session: gdpcache.Session) -> None:

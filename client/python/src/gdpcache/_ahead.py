@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdpcache import _shared, errors
 from gdpcache._cuda import CudaError
-from gdpcache._flags import SIZE, Flag, Flags
+from gdpcache._flags import COUNT, SIZE, Flag, Flags
 from gdpcache._memory import SharingUnavailableError, may_have_been_done
 from gdpcache._prepared import finish_expected
 from gdpcache._session import SessionState
@@ -62,11 +64,12 @@ class RunAhead:
         self._outstanding: deque[_Outstanding] = deque()
         self._errors: list[GdpCacheError] = []  # that nobody has heard of
         self._flags: Flags | None = None
+        self._names = (f"flags-{number}" for number in itertools.count(1))  # each once: one may be lost
 
     @contextmanager
     def block(self, limit: int) -> Iterator[None]:
-        if limit < 1:
-            raise ValueError(f"limit is {limit}; it must be at least 1")
+        if not 1 <= limit <= COUNT:
+            raise ValueError(f"limit is {limit}; it must be from 1 to {COUNT}, one for each flag of a session")
         self._limits.append(limit)
         try:
             yield
@@ -104,9 +107,13 @@ class RunAhead:
             begun = self._driver.run(_shared.begin_ahead(self._session, call, is_batched))
             if begun is None:
                 return None
-            flag = self._flag_for(begun)
+            flag = None
+            try:
+                flag = self._flag_for(begun)
+            finally:
+                if flag is None:
+                    self._session.cuda.give_events(begun.pair)
             if flag is None:
-                self._session.cuda.give_events(begun.pair)
                 return None
             self._send(begun, flag)
             return begun.results()
@@ -116,7 +123,7 @@ class RunAhead:
             return call.pair.flag
         if self._flags is None:
             try:
-                region = self._driver.run(self._session.arena.share("flags", SIZE))
+                region = self._driver.run(self._session.arena.share(next(self._names), SIZE))
                 self._flags = Flags(region, call.pair.context)
             except (SharingUnavailableError, CudaError):
                 self._possible = False

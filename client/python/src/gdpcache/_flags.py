@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import weakref
+from collections import deque
+from contextlib import suppress
 
 import numpy as np
 
@@ -12,10 +15,14 @@ from gdpcache import _cuda, _wire
 from gdpcache._memory import ALIGNMENT, SystemRegion
 from gdpcache.v1 import prefill_pb2, tensor_pb2
 
-SIZE = 256 * ALIGNMENT  # of a region of flags, each in a cache line of its own
+COUNT = 256  # of a session's flags
+SIZE = COUNT * ALIGNMENT  # of their region: each has a cache line of its own
 _FIELD = prefill_pb2.PrefillRequest.DONE_FLAG_FIELD_NUMBER
 _VALUE = _wire.key(prefill_pb2.DoneFlag.VALUE_FIELD_NUMBER, _wire.VARINT)
-_open: set[Flags] = set()  # keeps them: a stream may be waiting
+_open: weakref.WeakSet[Flags] = weakref.WeakSet()
+# What is left of those whose sessions were never closed. Giving it back waits for the device, which is nothing for the
+# collector: it comes at any time, also while a stream is captured.
+_left: deque[tuple[_cuda.PinnedMemory, SystemRegion]] = deque()
 
 
 class Flag:
@@ -42,32 +49,46 @@ class Flag:
 
 
 class Flags:
-    """A session's."""
+    """A session's. A call under way keeps its flag, and that these: its stream may be waiting."""
 
     def __init__(self, region: SystemRegion, context: _cuda.Context) -> None:
+        _give_back()
         self.region = region
         self.pinned = _cuda.PinnedMemory(context, region.address, region.size)
         self.words = region.memory.view(np.uint32)
-        self._taken: list[Flag] = []
+        self._taken = 0
+        self._flags: weakref.WeakSet[Flag] = weakref.WeakSet()
+        self._leave = weakref.finalize(self, _left.append, (self.pinned, region))
+        self._leave.atexit = False
         _open.add(self)
 
     def take(self) -> Flag | None:
         """One that no call has had; None if there is none left. Those of lost calls, which the server may set at any
         time, are never given back."""
-        if len(self._taken) * ALIGNMENT == self.region.size:
+        if self._taken == COUNT:
             return None
-        flag = Flag(self, len(self._taken))
-        self._taken.append(flag)
+        flag = Flag(self, self._taken)
+        self._taken += 1
+        self._flags.add(flag)
         return flag
 
     def set_all(self) -> None:
-        for flag in self._taken:
+        for flag in list(self._flags):
             flag.set()
 
     def close(self) -> None:
         """When all calls are over."""
-        self.pinned.close()
+        self._leave.detach()
         _open.discard(self)
+        self.pinned.close()
+        _give_back()
+
+
+def _give_back() -> None:
+    while _left:
+        with suppress(_cuda.CudaError, IndexError):  # the latter where another thread was quicker
+            kept = _left.popleft()
+            kept[0].close()
 
 
 def _let_all_go_on() -> None:
@@ -77,4 +98,6 @@ def _let_all_go_on() -> None:
 
 
 atexit.register(_let_all_go_on)
-os.register_at_fork(after_in_child=_open.clear)  # its end is not that of the process whose streams wait
+# The end of a child is not that of the process whose streams wait.
+os.register_at_fork(after_in_child=_open.clear)
+os.register_at_fork(after_in_child=_left.clear)

@@ -21,14 +21,12 @@ from gdpcache import _cuda
 from gdpcache._channel import TimeIsUpError
 from gdpcache._operations import Blocking, Detached, Operation, Sleep, unary
 from gdpcache.errors import (
-    CallCancelledError,
-    DeadlineExceededError,
     GdpCacheError,
     InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
     ResourceExhaustedError,
-    UnavailableError,
+    StatusCode,
     UnimplementedError,
 )
 from gdpcache.types import Array, ServerInfo
@@ -53,13 +51,25 @@ class _UnreachableError(SharingUnavailableError):
     """Nor will it be with the next call."""
 
 
+# What gRPC also says of calls that are lost or whose streams break, whatever the server has made of them. A server that
+# says so of itself has failed, or given the call up: what it has begun may go on.
+_LOST = (
+    StatusCode.CANCELLED,
+    StatusCode.UNKNOWN,
+    StatusCode.DEADLINE_EXCEEDED,
+    StatusCode.INTERNAL,
+    StatusCode.UNAVAILABLE,
+)
+
+
 def may_have_been_done(error: BaseException) -> bool:
     """Whether the server may be doing, or have done, what a call asked for: not when it has answered, nor when the call
     has never begun."""
-    if isinstance(error, GdpCacheError):
-        lost = isinstance(error, (DeadlineExceededError, CallCancelledError, UnavailableError))
-        return lost and not isinstance(error, TimeIsUpError)
-    return True
+    if not isinstance(error, GdpCacheError):
+        return True
+    if error.code is StatusCode.RESOURCE_EXHAUSTED:  # gRPC's, too, of an answer that is too large
+        return not error._is_answer
+    return error.code in _LOST and not isinstance(error, TimeIsUpError)
 
 
 def aligned(size: int) -> int:
@@ -301,11 +311,11 @@ class Arena:
         except (PermissionDeniedError, UnimplementedError) as error:
             self.available = False
             raise SharingUnavailableError(str(error)) from error
-        except ResourceExhaustedError as error:
-            raise SharingUnavailableError(str(error)) from error
         except BaseException as error:
             if may_have_been_done(error):
                 yield Detached(unregister(self._session, name), _LETTING_GO, _GRACE)
+            if isinstance(error, ResourceExhaustedError):
+                raise SharingUnavailableError(str(error)) from error
             raise
         return region
 

@@ -424,9 +424,9 @@ class Session(_session.SessionProperties):
         stream waits for the results. Other calls do as ever.
 
         A call's error is raised by the next call on the session, or at the end, which waits for all answers, as does
-        every other operation of the session. Results since the failed call are void. Up to ``limit`` calls are
-        under way, whose tensors are kept so long; the next one waits for the oldest's answer. On the server a call
-        waits at most 10 s for its inputs."""
+        every other operation of the session. Results since the failed call are void. Up to ``limit`` calls, at
+        most 256, are under way, whose tensors are kept so long; the next one waits for the oldest's answer. On the
+        server a call waits at most 10 s for its inputs."""
         return self._ahead.block(limit)
 
     def layer(self, layer: int) -> LayerState:

@@ -75,6 +75,7 @@ class GdpCacheError(Exception):
     """
 
     code: StatusCode = StatusCode.UNKNOWN
+    _is_answer = False  # the server's own, which gRPC surely has not made up
 
     def __init__(
         self,
@@ -239,6 +240,9 @@ class _Details:
             )
 
 
+_REQUEST_ID = "x-request-id"  # what the server sends with every error
+
+
 def from_rpc(error: grpc.RpcError) -> GdpCacheError:
     """The exception for what gRPC raised."""
     code = StatusCode(error.code().value[0])
@@ -246,9 +250,9 @@ def from_rpc(error: grpc.RpcError) -> GdpCacheError:
     if code is StatusCode.CANCELLED and (message in ("", "CANCELLED") or "RST_STREAM" in message):
         # Neither this client's nor this server's: gRPC ends so what arrives when the server has just stopped.
         code, message = StatusCode.UNAVAILABLE, "the server ended the call, as when it stops"
-    status = next((value for name, value in error.trailing_metadata() or () if name == "grpc-status-details-bin"), None)
+    trailing = dict(error.trailing_metadata() or ())
     try:
-        details = _Details(status or b"")
+        details = _Details(trailing.get("grpc-status-details-bin") or b"")
     except ValueError:  # not what the contract says: the code and the message still hold
         details = _Details(b"")
     cls: type[GdpCacheError] = _CLASSES.get(code, GdpCacheError)
@@ -262,6 +266,7 @@ def from_rpc(error: grpc.RpcError) -> GdpCacheError:
         resource=details.resource,
     )
     result.code = code
+    result._is_answer = _REQUEST_ID in trailing
     return result
 
 
