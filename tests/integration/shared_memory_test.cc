@@ -62,11 +62,15 @@ class SharedMemoryTest : public ::testing::Test {
   /// A sealed memfd, registered in `session` as `name`.
   grpc::Status Register(const std::string& session, const std::string& name, std::uint64_t size,
                         std::uint64_t offset = 0) {
-    const absl::StatusOr<client::Memfd> memory = client::Memfd::Create(1 << 20);
+    return Register(*client::Memfd::Create(1 << 20), session, name, size, offset);
+  }
+
+  grpc::Status Register(const client::Memfd& memory, const std::string& session, const std::string& name,
+                        std::uint64_t size, std::uint64_t offset = 0) {
     v1::RegisterSystemMemoryRequest request;
     request.set_session(session);
     request.set_name(name);
-    request.set_token(memory->HandOver(control_.GetServerInfo().descriptor_socket()).value());
+    request.set_token(memory.HandOver(control_.GetServerInfo().descriptor_socket()).value());
     request.set_offset(offset);
     request.set_size(size);
     return control_.Call(&Stub::RegisterSystemMemory, request);
@@ -88,12 +92,12 @@ class SharedMemoryTest : public ::testing::Test {
   }
 
   /// A call whose k, w and u are one place of region "r".
-  v1::PrefillRequest Request() {
+  v1::PrefillRequest Request(std::int64_t tokens = kTokens) {
     v1::PrefillRequest request;
     request.set_session(session_->id());
     for (v1::Tensor* tensor : {request.mutable_k(), request.mutable_w(), request.mutable_u()}) {
       tensor->set_dtype(v1::DATA_TYPE_FLOAT32);
-      for (const std::int64_t size : {kTokens, kHeads, kDim}) tensor->add_shape(size);
+      for (const std::int64_t size : {tokens, kHeads, kDim}) tensor->add_shape(size);
       tensor->mutable_shared_memory()->set_region("r");
     }
     request.add_state_indices(slots_[0]);
@@ -274,13 +278,7 @@ TEST_F(SharedMemoryTest, TheFlagOfACallIsSetWhenItHasSucceededAndNotElse) {
   EXPECT_TRUE(control_.GetServerInfo().done_flags());
   const absl::StatusOr<client::Memfd> memory = client::Memfd::Create(4 * kBytes + 4096);
   ASSERT_TRUE(memory.ok()) << memory.status();
-  v1::RegisterSystemMemoryRequest registration;
-  registration.set_session(session_->id());
-  registration.set_name("r");
-  registration.set_token(memory->HandOver(control_.GetServerInfo().descriptor_socket()).value());
-  registration.set_size(static_cast<std::uint64_t>(memory->size()));
-  v1::RegisterSystemMemoryResponse registered;
-  ASSERT_TRUE(control_.Call(&Stub::RegisterSystemMemory, registration, registered).ok());
+  ASSERT_TRUE(Register(*memory, session_->id(), "r", static_cast<std::uint64_t>(memory->size())).ok());
   std::atomic_ref flag(*reinterpret_cast<std::uint32_t*>(memory->data() + 4 * kBytes));
   v1::PrefillRequest request = Request();
   request.mutable_done_flag()->mutable_place()->set_region("r");
@@ -390,12 +388,17 @@ class MeanwhileTest : public SharedMemoryTest {
   /// Runs the call again and again until `meanwhile` has run while one of them was under way.
   template <typename Meanwhile>
   absl::Status RunCalls(Meanwhile meanwhile) {
+    return RunCalls([this] { return session_->Prefill(call_).status(); }, meanwhile);
+  }
+
+  template <typename Call, typename Meanwhile>
+  absl::Status RunCalls(Call call, Meanwhile meanwhile) {
     absl::Status status;
     bool done = false;
     std::mutex mutex;
     std::thread caller([&] {
       while (status.ok()) {
-        status = session_->Prefill(call_).status();
+        status = call();
         const std::lock_guard lock(mutex);
         if (done) return;
       }
@@ -422,6 +425,44 @@ TEST_F(MeanwhileTest, UnregisteringWaitsForTheCall) {
   });
   // The call under way succeeds, a later one does not find the region.
   EXPECT_TRUE(status.ok() || absl::IsNotFound(status)) << status;
+}
+
+TEST_F(MeanwhileTest, MemoryOfTwoSessionsStaysWithOneWhenTheOtherEnds) {
+  ASSERT_EQ(memory_->Release(), absl::OkStatus());
+  const absl::StatusOr<client::Memfd> memory = client::Memfd::Create(2 * kLongBytes);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  std::memset(memory->data(), 0x3c, static_cast<std::size_t>(kLongBytes));
+  const std::string other = control_.OpenSession("model");
+  for (const std::string& session : {session_->id(), other}) {
+    ASSERT_TRUE(Register(*memory, session, "r", static_cast<std::uint64_t>(memory->size())).ok());
+  }
+  EXPECT_EQ(ServerMappings(), 2);
+
+  v1::PrefillRequest request = Request(kLong);
+  request.set_initial_state_source(v1::INITIAL_STATE_SOURCE_ZERO);
+  request.mutable_outputs()->mutable_v_new()->set_region("r");
+  request.mutable_outputs()->mutable_v_new()->set_offset(kLongBytes);
+  v1::PrefillRequest others = request;
+  others.set_session(other);
+  others.set_state_indices(0, control_.AcquireSlots(other, 1)[0]);
+  ASSERT_TRUE(Prefill(others).ok());
+  std::byte* const result = memory->data() + kLongBytes;
+  const std::vector<std::byte> expected(result, result + kLongBytes);
+  std::memset(result, 0, expected.size());
+  const absl::Status status = RunCalls(
+      [&] {
+        const grpc::Status answered = Prefill(request);
+        return absl::Status(static_cast<absl::StatusCode>(answered.error_code()), answered.error_message());
+      },
+      [&] {
+        v1::CloseSessionRequest close;
+        close.set_session(other);
+        EXPECT_TRUE(control_.Call(&Stub::CloseSession, close).ok());
+        EXPECT_TRUE(Eventually([this] { return ServerMappings() == 1; }));
+      });
+  EXPECT_EQ(status, absl::OkStatus());
+  EXPECT_EQ(std::memcmp(result, expected.data(), expected.size()), 0);
+  EXPECT_EQ(Prefill(others).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(MeanwhileTest, ChangedAndTornMemorySpoilsOnlyTheClientsOwnResults) {

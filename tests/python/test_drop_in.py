@@ -124,6 +124,28 @@ def test_mistakes_are_told(client: gdpcache.Client, cache: str) -> None:
             chunk_gated_delta_product_fwd_h(**inputs, state=state, state_indices=[slot], chunk_offsets=[0, 2])
 
 
+def test_chunks_may_be_told_and_are_checked(client: gdpcache.Client, cache: str) -> None:
+    inputs = arguments(6, 1, 48)
+    cu_seqlens = np.array([0, 20, 48], np.int32)
+    chunks: dict[str, Any] = {
+        "chunk_indices": np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.int32),
+        "chunk_offsets": np.array([0, 2, 4]),
+    }
+    with client.open_session(cache) as session:
+        gdpcache.set_default_session(session)
+        options: dict[str, Any] = {"cu_seqlens": cu_seqlens, "output_final_state": True}
+        derived = chunk_gated_delta_product_fwd_h(**inputs, **options)
+        told = chunk_gated_delta_product_fwd_h(**inputs, **options, **chunks)
+        assert told[0].shape == (1, 4, HEADS, KEY_DIM, VALUE_DIM)
+        assert all((one == other).all() for one, other in zip(derived, told, strict=True))
+        for name in chunks:
+            wrong = chunks[name].copy()
+            wrong.reshape(-1)[-1] += 1
+            with pytest.raises(gdpcache.InvalidArgumentError, match=name):
+                chunk_gated_delta_product_fwd_h(**inputs, **options, **{**chunks, name: wrong})
+        gdpcache.set_default_session(None)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_batches(client: gdpcache.Client, name: str) -> None:
     batch = Batch(name)

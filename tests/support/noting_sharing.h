@@ -1,6 +1,7 @@
 #ifndef GDPCACHE_TESTS_SUPPORT_NOTING_SHARING_H_
 #define GDPCACHE_TESTS_SUPPORT_NOTING_SHARING_H_
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -41,8 +42,8 @@ class NotingSharing final : public kernels::MemorySharing {
     return absl::UnimplementedError("no");
   }
 
-  char memory[256] = {};
-  int open = 0;
+  alignas(64) char memory[256] = {};  // whatever the handle
+  std::atomic<int> open = 0;
   bool refuse = false;
 };
 

@@ -2,17 +2,23 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "gdpcache/v1/state_cache.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/backend.h"
 #include "server/rpc/server.h"
 #include "tests/support/control_client.h"
+#include "tests/support/eventually.h"
 #include "tests/support/fault_injecting_backend.h"
-#include "tests/support/heap_backend.h"
 #include "tests/support/manual_clock.h"
 #include "tests/support/noting_sharing.h"
 #include "tests/support/registration_token.h"
@@ -49,18 +55,26 @@ class MemoryPlaneTest : public ::testing::Test {
   }
 
   grpc::Status RegisterMemory(const std::string& name, const std::string& token) {
+    return RegisterMemory(session_, name, token);
+  }
+
+  grpc::Status RegisterMemory(const std::string& session, const std::string& name, const std::string& token) {
     v1::RegisterCudaMemoryRequest request;
-    request.set_session(session_);
+    request.set_session(session);
     request.set_name(name);
     request.set_handle(std::string(64, 'h'));
-    request.set_size(16);
+    request.set_size(sizeof(sharing_.memory));
     request.set_token(token);
     return client_->Call(&Stub::RegisterCudaMemory, request);
   }
 
   grpc::Status RegisterEvent(const std::string& name, const std::string& token) {
+    return RegisterEvent(session_, name, token);
+  }
+
+  grpc::Status RegisterEvent(const std::string& session, const std::string& name, const std::string& token) {
     v1::RegisterCudaEventRequest request;
-    request.set_session(session_);
+    request.set_session(session);
     request.set_name(name);
     request.set_handle(std::string(64, 'h'));
     request.set_token(token);
@@ -69,13 +83,14 @@ class MemoryPlaneTest : public ::testing::Test {
 
   test::TemporaryDirectory directory_;
   test::NotingSharing sharing_;
-  test::HeapBackend heap_;
-  test::FaultInjectingBackend backend_{heap_};
+  std::unique_ptr<kernels::Backend> cpu_ =
+      *kernels::CreateBackend({.choice = kernels::BackendChoice::kCpu, .cpu_threads = 1});
+  test::FaultInjectingBackend backend_{*cpu_};
   test::ManualClock clock_;
   cache::Catalog catalog_{backend_,
                           clock_,
                           {.max_caches = 1,
-                           .max_sessions = 1,
+                           .max_sessions = 2,
                            .state_memory_bytes = 1 << 20,
                            .default_session_ttl = absl::Minutes(1),
                            .max_session_ttl = absl::Minutes(1)}};
@@ -123,6 +138,74 @@ TEST_F(MemoryPlaneTest, WhereNobodyCanShowWhoTheyAreNothingIsShared) {
   EXPECT_THAT(info.device_uuid(), IsEmpty());
   EXPECT_EQ(RegisterMemory("r", "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_EQ(RegisterEvent("e", "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(MemoryPlaneTest, MemoryOfTwoSessionsStaysWithOneWhenTheOtherEndsDuringItsCall) {
+  Start(directory_.path() + "/socket");
+  const std::string socket = client_->GetServerInfo().descriptor_socket();
+  const std::string other = client_->OpenSession("a");
+  for (const std::string& session : {session_, other}) {
+    ASSERT_TRUE(RegisterMemory(session, "r", test::RegistrationToken(socket)).ok());
+    ASSERT_TRUE(RegisterEvent(session, "ready", test::RegistrationToken(socket)).ok());
+    ASSERT_TRUE(RegisterEvent(session, "done", test::RegistrationToken(socket)).ok());
+  }
+  EXPECT_EQ(sharing_.open, 6);
+
+  // One token of SmallCache's two heads, K = 4 and V = 3; k and w are in the same place.
+  constexpr std::size_t kU = 64;
+  constexpr std::size_t kResult = 128;
+  constexpr std::size_t kResultBytes = sizeof(float) * 2 * 3;
+  const std::vector<float> inputs(32, 0.5F);
+  std::memcpy(sharing_.memory, inputs.data(), sizeof(float) * inputs.size());
+  const auto prefill = [&](const std::string& session) {
+    v1::PrefillRequest request;
+    request.set_session(session);
+    const auto place = [](v1::Tensor& tensor, std::int64_t dim, std::size_t offset) {
+      tensor.set_dtype(v1::DATA_TYPE_FLOAT32);
+      for (const std::int64_t size : {std::int64_t{1}, std::int64_t{2}, dim}) tensor.add_shape(size);
+      tensor.mutable_shared_memory()->set_region("r");
+      tensor.mutable_shared_memory()->set_offset(offset);
+    };
+    place(*request.mutable_k(), 4, 0);
+    place(*request.mutable_w(), 4, 0);
+    place(*request.mutable_u(), 3, kU);
+    request.set_initial_state_source(v1::INITIAL_STATE_SOURCE_ZERO);
+    request.set_save_new_value(true);
+    request.mutable_outputs()->mutable_v_new()->set_region("r");
+    request.mutable_outputs()->mutable_v_new()->set_offset(kResult);
+    request.set_ready_event("ready");
+    request.set_done_event("done");
+    return client_->Call(&Stub::Prefill, request);
+  };
+  const auto take_result = [&] {
+    const std::string result(sharing_.memory + kResult, kResultBytes);
+    std::fill_n(sharing_.memory + kResult, kResultBytes, '\0');
+    return result;
+  };
+  const std::string expected(sharing_.memory + kU, kResultBytes);  // from zero v_new is u
+  for (const std::string& session : {session_, other}) {
+    const grpc::Status status = prefill(session);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(take_result(), expected);
+  }
+
+  std::promise<void> running;
+  std::promise<void> let_go;
+  backend_.BeforeEach(test::FaultInjectingBackend::Operation::kRunRecurrence, [&] {
+    running.set_value();
+    let_go.get_future().wait();
+  });
+  auto call = std::async(std::launch::async, [&] { return prefill(session_); });
+  running.get_future().wait();
+  v1::CloseSessionRequest close;
+  close.set_session(other);
+  EXPECT_TRUE(client_->Call(&Stub::CloseSession, close).ok());
+  EXPECT_TRUE(test::Eventually([&] { return sharing_.open == 3; })) << sharing_.open;
+  EXPECT_EQ(prefill(other).error_code(), grpc::StatusCode::NOT_FOUND);
+  let_go.set_value();
+  const grpc::Status status = call.get();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(take_result(), expected);
 }
 
 }  // namespace
