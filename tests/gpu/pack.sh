@@ -7,9 +7,9 @@
 #
 # Then copy OUTPUT_DIRECTORY to the GPU host and run its run.sh.
 #
-# The Python tests and benchmarks run on the host's own Python, 3.10 or newer, which brings torch with CUDA (and fla-core
-# for comparisons). Of numpy, grpcio, protobuf and pytest it needs what the wheels do not hold: these are unpacked as
-# they are, so that nothing has to be installed there. For a host with Python 3.12, say:
+# The Python tests and benchmarks run on the host's own Python, 3.10 or newer, which brings torch with CUDA (and
+# fla-core for comparisons). Of numpy, grpcio, protobuf and pytest it needs what the wheels do not hold: these are
+# unpacked as they are, so that nothing has to be installed there. For a host with Python 3.12, say:
 #
 #   pip download --only-binary :all: --python-version 3.12 --dest wheels grpcio protobuf pytest
 set -eu

@@ -96,7 +96,8 @@ case "${1:-}" in
     for batch in "$here"/golden/*.safetensors; do
       for server in 127.0.0.1:7411 "unix:$socket"; do
         for transport in unary stream shm; do
-          "$here/gdpcache" replay --check --input "$batch" --server "$server" --transport $transport >"$socket.out" 2>&1 || {
+          "$here/gdpcache" replay --check --input "$batch" --server "$server" --transport $transport \
+            >"$socket.out" 2>&1 || {
             failed=$((failed + 1))
             echo "FAILED: $batch over $server as $transport"
             cat "$socket.out"
