@@ -250,7 +250,7 @@ def from_rpc(error: grpc.RpcError) -> GdpCacheError:
     if code is StatusCode.CANCELLED and (message in ("", "CANCELLED") or "RST_STREAM" in message):
         # Neither this client's nor this server's: gRPC ends so what arrives when the server has just stopped.
         code, message = StatusCode.UNAVAILABLE, "the server ended the call, as when it stops"
-    trailing = dict(error.trailing_metadata() or ())
+    trailing = {name: value for name, value in error.trailing_metadata() or ()}  # aio's keys are not what dict() takes
     try:
         details = _Details(trailing.get("grpc-status-details-bin") or b"")
     except ValueError:  # not what the contract says: the code and the message still hold
