@@ -128,7 +128,9 @@ void OrderedCall::AdvanceLocked(Lock lock, bool may_run_here) {
 }
 
 absl::StatusOr<bool> OrderedCall::Step(kernels::Stream& stream) {
-  if (absl::Status status = JoinEarlierCalls(stream); !status.ok()) return status;
+  if (UsesStream()) {
+    if (absl::Status status = JoinEarlierCalls(stream); !status.ok()) return status;
+  }
   return RunStep(stream);
 }
 

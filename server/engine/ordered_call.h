@@ -63,6 +63,9 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   /// One step, without the mutex. True when the call is complete. Must change no slot before BeginCommit.
   virtual absl::StatusOr<bool> RunStep(kernels::Stream& stream) = 0;
 
+  /// Whether it gives the stream anything.
+  virtual bool UsesStream() const { return true; }
+
   /// Whether the first step, if no other call is ahead, may run on the thread that starts the call, or tells that it is
   /// prepared.
   virtual Executor::Here MayRunHere() const { return Executor::Here::kNever; }
@@ -80,7 +83,7 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   void StepDone(const absl::StatusOr<bool>& complete);
 
   /// Puts what the stream is given from now on behind what earlier calls on the same slots have left under way. Before
-  /// RunStep it has been done.
+  /// RunStep it has been done, if the call UsesStream.
   absl::Status JoinEarlierCalls(kernels::Stream& stream) const;
   /// Whether there is such work.
   bool ComesBehindWork() const { return !claim_.Unfinished().empty(); }

@@ -112,6 +112,11 @@ class PrefillBatch {
     std::int64_t bytes;
   };
 
+  /// Whether nobody takes part any more.
+  bool IsOver() const {
+    return std::none_of(members_.begin(), members_.end(), [](const Member& member) { return member.status.ok(); });
+  }
+
   void FailAll(const absl::Status& status) {
     for (Member& member : members_) member.status.Update(status);
   }
@@ -275,6 +280,8 @@ class PrefillBatch {
   void Commit() {
     staged_ = cache::SteadyNow();
     ForEachActive([](Member& member) { member.status = member.call->BeginCommit(); });
+    // Nobody is left and nothing has been copied: the thread shall not wait for the work of earlier calls.
+    if (results_begin_ == 0 && IsOver()) return;
     RunRecurrences();
     ForEachActive([this](Member& member) {
       member.status = member.call->CompleteOnDevice(member.host, member.segment, *stream_);

@@ -90,6 +90,7 @@ class ReleaseSlotsCall final : public OneStepCall {
   }
   Executor::Here MayRunHere() const override { return Executor::Here::kAlways; }
   bool IsCancellable() const override { return false; }
+  bool UsesStream() const override { return false; }  // so nothing can fail, and no slot is kept by nobody
   absl::Status Execute(kernels::Stream&) override {
     cache().slots().FinishRelease(slots_);
     return absl::OkStatus();
