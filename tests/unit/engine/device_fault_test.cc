@@ -13,11 +13,14 @@
 #include <vector>
 
 #include "server/engine/slot_memory.h"
+#include "tests/support/eventually.h"
+#include "tests/unit/engine/device_caller.h"
 #include "tests/unit/engine/engine_world.h"
 
 /// Every operation of the backend fails once at each of its turns in each kind of call, and the device is lost there.
 /// Whatever it is, a call that fails has changed nothing, nothing stays behind, and the next call is served; unless the
-/// device is lost, which is reported.
+/// device is lost, which is reported. On a device with a thread of its own every call comes behind work on its slots
+/// that is still under way.
 namespace gdpcache::engine {
 namespace {
 
@@ -32,9 +35,45 @@ struct Scene {
     session = world.OpenSession(GeometryOf(problem, 1, kAuxiliary));
     LoadState(*session->cache(), 0, problem.state);
     EXPECT_TRUE(Save(world, session, {{.slot = 1, .key = KeyOf("kept")}}).ok());
-    before = Fingerprint(*session->cache());
     snapshot_bytes = world.store->tiers()[0].used;
+    if (world.device != nullptr) LeaveWorkUnderWay();
   }
+  ~Scene() {
+    if (world.device != nullptr) LetGoOn();  // a device that counts as lost needs the memory, too
+  }
+
+  /// Work on all slots that sequences name, which goes on when somebody waits for the device; who does finds it idle,
+  /// so that a wait may fail without what it was for going on behind it.
+  void LeaveWorkUnderWay() {
+    world.device->Hold();
+    EXPECT_EQ(NewCaller({100, 20, 60}, {0, 1, 2}).Run().status(), absl::OkStatus());
+    for (const Operation wait : {Operation::kSynchronize, Operation::kFindNonFinite}) {
+      world.backend.BeforeEach(wait, [this] { LetGoOn(); });
+    }
+  }
+
+  void LetGoOn() {
+    world.device->Resume();
+    world.device->WaitUntilStuck();
+  }
+
+  /// Lets everything come to its end, which leaves nothing behind.
+  void Settle() {
+    if (world.device != nullptr) {
+      LetGoOn();
+      EXPECT_TRUE(test::Eventually([this] { return world.engine->admission().calls() == 0; }));
+      LetGoOn();
+    }
+    EXPECT_TRUE(NothingUnderWay(world));
+    for (const std::unique_ptr<DeviceCaller>& caller : callers) EXPECT_EQ(caller->users(), 0);
+  }
+
+  DeviceCaller& NewCaller(std::vector<std::int64_t> lengths, Slots slots) {
+    callers.push_back(
+        std::make_unique<DeviceCaller>(world, session, Sequences(std::move(lengths), std::move(slots), 1)));
+    return *callers.back();
+  }
+  DeviceCaller& NewCaller() { return NewCaller({90, 30}, {2, 0}); }
 
   PrefillRequest Request(TensorTransport transport) {
     PrefillRequest request = RequestOf(problem, transport);
@@ -72,13 +111,15 @@ struct Scene {
   std::vector<std::int64_t> auxiliary_shape = {3, kAuxiliary};
   World world;
   std::shared_ptr<cache::Session> session;
-  std::size_t before = 0;
   std::int64_t snapshot_bytes = 0;
+  std::vector<std::unique_ptr<DeviceCaller>> callers;
 };
 
 struct KindOfCall {
   std::string name;
   std::function<absl::Status(Scene&)> run;
+  bool takes_slots = true;
+  bool in_device_memory = false;
 };
 
 absl::Status AcquireAnew(Scene& scene) {
@@ -109,6 +150,17 @@ absl::Status WriteSnapshot(Scene& scene) {
            return scene.world.engine->WriteSnapshot(space, KeyOf("written"), std::move(contents), std::move(done));
          })
       .status();
+}
+
+absl::Status RunWithDoneFlag(Scene& scene, DeviceCaller& caller) {
+  caller.SetDoneFlag(1);
+  caller.Start();
+  if (!caller.request().check_finite) scene.LetGoOn();  // it has been launched, and nobody waits for it
+  absl::Status status = caller.Take().status();
+  if (!absl::IsUnavailable(status)) {
+    EXPECT_EQ(caller.flag(), status.ok() ? 1U : 0U);
+  }
+  return status;
 }
 
 std::vector<KindOfCall> KindsOfCalls() {
@@ -166,9 +218,43 @@ std::vector<KindOfCall> KindsOfCalls() {
          return Restore(scene.world, scene.session, {{.key = KeyOf("kept"), .slots = {0, 2}}}).status();
        }},
       {"reading a snapshot",
-       [](Scene& scene) { return ReadSnapshot(scene.world, *scene.session, KeyOf("kept")).status(); }},
-      {"writing a snapshot", WriteSnapshot},
+       [](Scene& scene) { return ReadSnapshot(scene.world, *scene.session, KeyOf("kept")).status(); },
+       /*takes_slots=*/false},
+      {"writing a snapshot", WriteSnapshot, /*takes_slots=*/false},
+      {"prefill with a done event", [](Scene& scene) { return scene.NewCaller().Run().status(); },
+       /*takes_slots=*/true, /*in_device_memory=*/true},
+      {"prefill with a ready event and a done event",
+       [](Scene& scene) {
+         DeviceCaller& caller = scene.NewCaller();
+         void* const ready = scene.world.device->MakeEvent(false);
+         caller.SetReadyEvent(ready);
+         caller.Start();
+         scene.world.device->Happen(ready);
+         return caller.Take().status();
+       },
+       /*takes_slots=*/true, /*in_device_memory=*/true},
+      {"prefill with a done flag", [](Scene& scene) { return RunWithDoneFlag(scene, scene.NewCaller()); },
+       /*takes_slots=*/true, /*in_device_memory=*/true},
+      {"checked prefill with natural decays and a done flag",
+       [](Scene& scene) {
+         DeviceCaller& caller = scene.NewCaller();
+         caller.request().check_finite = true;
+         caller.request().natural_decay = true;
+         return RunWithDoneFlag(scene, caller);
+       },
+       /*takes_slots=*/true, /*in_device_memory=*/true},
   };
+}
+
+std::vector<std::tuple<std::size_t, Memory>> CallsInMemories() {
+  const std::vector<KindOfCall> kinds = KindsOfCalls();
+  std::vector<std::tuple<std::size_t, Memory>> calls;
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    for (const Memory memory : {Memory::kUnified, Memory::kSeparate, Memory::kAsynchronous}) {
+      if (memory == Memory::kAsynchronous || !kinds[i].in_device_memory) calls.emplace_back(i, memory);
+    }
+  }
+  return calls;
 }
 
 class DeviceFault : public ::testing::TestWithParam<std::tuple<std::size_t, Memory>> {
@@ -185,13 +271,13 @@ class DeviceFault : public ::testing::TestWithParam<std::tuple<std::size_t, Memo
         const std::int64_t calls = scene.world.backend.calls(operation);
         plan(scene.world.backend, operation, turn);
         const absl::Status status = kind().run(scene);
+        scene.Settle();
         if (scene.world.backend.calls(operation) - calls <= turn) {
           EXPECT_EQ(status, absl::OkStatus());
           EXPECT_EQ(Fingerprint(*scene.session->cache()), after());
           break;
         }
         ++faults;
-        EXPECT_TRUE(NothingUnderWay(scene.world));
         check(scene, operation, status);
       }
     }
@@ -201,11 +287,26 @@ class DeviceFault : public ::testing::TestWithParam<std::tuple<std::size_t, Memo
   const KindOfCall& kind() const { return kinds_[std::get<0>(GetParam())]; }
   Memory memory() const { return std::get<1>(GetParam()); }
 
+  /// What there is without the call.
+  std::size_t before() {
+    if (!before_.has_value()) {
+      Scene scene(memory());
+      scene.Settle();
+      before_ = Fingerprint(*scene.session->cache());
+    }
+    return *before_;
+  }
+
   /// What the call leaves when nothing fails.
   std::size_t after() {
     if (!after_.has_value()) {
       Scene scene(memory());
+      const std::int64_t streams = scene.world.backend.calls(Operation::kCreateStream);
       EXPECT_EQ(kind().run(scene), absl::OkStatus());
+      scene.Settle();
+      EXPECT_EQ(scene.world.backend.calls(Operation::kCreateStream), streams) << "nothing of a call is left to fail";
+      EXPECT_EQ(scene.world.backend.calls(Operation::kAwait) > 0,
+                memory() == Memory::kAsynchronous && kind().takes_slots);
       after_ = Fingerprint(*scene.session->cache());
     }
     return *after_;
@@ -213,6 +314,7 @@ class DeviceFault : public ::testing::TestWithParam<std::tuple<std::size_t, Memo
 
  private:
   const std::vector<KindOfCall> kinds_ = KindsOfCalls();
+  std::optional<std::size_t> before_;
   std::optional<std::size_t> after_;
 };
 
@@ -228,19 +330,19 @@ TEST_P(DeviceFault, AnErrorChangesNothing) {
                  }
                  if (absl::IsUnavailable(status)) {
                    // Behind work that cannot be taken back. On the CPU there is none.
-                   EXPECT_TRUE(memory() == Memory::kSeparate || operation == Operation::kSynchronize);
+                   EXPECT_TRUE(memory() != Memory::kUnified || operation == Operation::kSynchronize);
                    EXPECT_GT(scene.world.losses.load(), 0);
                    return;
                  }
                  EXPECT_EQ(status.code(), error.code());
                  EXPECT_EQ(scene.world.losses.load(), 0);
                  if (kind().name != "acquisition") {
-                   EXPECT_EQ(Fingerprint(*scene.session->cache()), scene.before);
+                   EXPECT_EQ(Fingerprint(*scene.session->cache()), before());
                  }
                  EXPECT_EQ(scene.world.store->tiers()[0].used, scene.snapshot_bytes);
                  EXPECT_EQ(kind().run(scene), absl::OkStatus());  // and the slots are usable
+                 scene.Settle();
                  EXPECT_EQ(Fingerprint(*scene.session->cache()), after());
-                 EXPECT_TRUE(NothingUnderWay(scene.world));
                });
   }
 }
@@ -254,19 +356,89 @@ TEST_P(DeviceFault, ALossIsReportedAndLeavesNothingUnderWay) {
                EXPECT_GT(scene.world.losses.load(), 0);
                const absl::Status again = kind().run(scene);
                EXPECT_TRUE(again.ok() || absl::IsUnavailable(again)) << again;
-               EXPECT_TRUE(NothingUnderWay(scene.world));
+               scene.Settle();
              });
 }
 
-INSTANTIATE_TEST_SUITE_P(AllKindsOfCalls, DeviceFault,
-                         ::testing::Combine(::testing::Range<std::size_t>(0, KindsOfCalls().size()),
-                                            ::testing::Values(Memory::kUnified, Memory::kSeparate)),
+INSTANTIATE_TEST_SUITE_P(AllKindsOfCalls, DeviceFault, ::testing::ValuesIn(CallsInMemories()),
                          [](const auto& instance) {
+                           const Memory memory = std::get<1>(instance.param);
                            std::string name = KindsOfCalls()[std::get<0>(instance.param)].name;
                            std::replace(name.begin(), name.end(), ' ', '_');
-                           return name +
-                                  (std::get<1>(instance.param) == Memory::kUnified ? "_on_the_host" : "_on_a_device");
+                           if (memory == Memory::kUnified) return name + "_on_the_host";
+                           return name + (memory == Memory::kSeparate ? "_on_a_device" : "_behind_work_under_way");
                          });
+
+/// Work that nobody waits for is asked about by a thread of the engine's, which may be told of an error at any time.
+TEST(QueryFault, IsTheLossOfTheDeviceAndTheFailureOfWhoIsNotAnswered) {
+  enum class When : std::uint8_t { kAtOnce, kAfterAWhile, kWhenItIsComplete };
+  for (const bool flagged : {false, true}) {
+    for (const bool for_ever : {false, true}) {
+      for (const When when : {When::kAtOnce, When::kAfterAWhile, When::kWhenItIsComplete}) {
+        SCOPED_TRACE(::testing::Message()
+                     << (flagged ? "flagged, " : "") << (for_ever ? "for ever, " : "") << static_cast<int>(when));
+        Scene scene(Memory::kAsynchronous);
+        scene.Settle();
+        test::FaultInjectingBackend& backend = scene.world.backend;
+        DeviceCaller& caller = scene.NewCaller();
+        if (flagged) caller.SetDoneFlag(1);
+        scene.world.device->Hold();
+        const int passed = when == When::kAfterAWhile ? 3 : 0;
+        if (when == When::kWhenItIsComplete) backend.BeforeEach(Operation::kQuery, [&scene] { scene.LetGoOn(); });
+        if (for_ever) {
+          backend.FailForEverAfter(Operation::kQuery, passed, absl::UnavailableError("off the bus"));
+        } else {
+          backend.FailAfter(Operation::kQuery, passed, absl::InternalError("illegal address"));
+        }
+        const absl::Status status = caller.Run().status();
+        EXPECT_EQ(status.code(), flagged ? absl::StatusCode::kUnavailable : absl::StatusCode::kOk) << status;
+        EXPECT_TRUE(test::Eventually([&scene] { return scene.world.losses.load() > 0; }));
+        EXPECT_EQ(caller.flag(), flagged && when == When::kWhenItIsComplete ? 1U : 0U);
+        scene.Settle();
+        EXPECT_EQ(scene.NewCaller().Run().status().code(),
+                  for_ever ? absl::StatusCode::kUnavailable : absl::StatusCode::kOk);
+        scene.Settle();
+      }
+    }
+  }
+}
+
+TEST(StreamFault, ARefusedStreamFailsTheStartOfAnEngine) {
+  World world;
+  const absl::Status error = absl::InternalError("injected");
+  int turn = 0;
+  for (; turn < 100; ++turn) {
+    const std::int64_t calls = world.backend.calls(Operation::kCreateStream);
+    world.backend.FailAfter(Operation::kCreateStream, turn, error);
+    const auto engine = Engine::Create(world.reporting, {.workers = 3}, nullptr, [](const absl::Status&) {});
+    if (world.backend.calls(Operation::kCreateStream) - calls <= turn) {
+      EXPECT_EQ(engine.status(), absl::OkStatus());
+      break;
+    }
+    EXPECT_EQ(engine.status(), error);
+  }
+  EXPECT_GT(turn, 3);
+  EXPECT_EQ(world.losses.load(), 0);
+}
+
+TEST(StreamFault, NoFailureKeepsAStream) {
+  constexpr int kMoreThanThereAreStreams = 20;
+  for (const Operation operation : {Operation::kAwait, Operation::kRecord, Operation::kQuery}) {
+    SCOPED_TRACE(static_cast<int>(operation));
+    Scene scene(Memory::kAsynchronous);
+    for (int i = 0; i < kMoreThanThereAreStreams; ++i) {
+      scene.world.backend.FailAfter(operation, 0, absl::InternalError("injected"));
+      scene.NewCaller({10}, {0}).Run().IgnoreError();
+      scene.Settle();
+      scene.callers.clear();
+      scene.LeaveWorkUnderWay();
+    }
+    DeviceCaller& caller = scene.NewCaller();
+    EXPECT_EQ(caller.Run().status(), absl::OkStatus());
+    EXPECT_FALSE(caller.IsDone()) << "it has found no stream of its own, and has been waited for";
+    scene.Settle();
+  }
+}
 
 }  // namespace
 }  // namespace gdpcache::engine

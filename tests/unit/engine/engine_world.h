@@ -104,9 +104,12 @@ struct World {
 
 using Slots = std::vector<std::int64_t>;
 using Operation = test::FaultInjectingBackend::Operation;
+/// Those that a call makes a fixed number of times: streams are made at the start, and queries, by a thread of the
+/// engine's, until the work is complete.
 inline constexpr Operation kAllOperations[] = {
-    Operation::kAllocate,  Operation::kRunRecurrence, Operation::kCopyStates, Operation::kCopyBytes,
-    Operation::kZeroBytes, Operation::kFindNonFinite, Operation::kRecord,     Operation::kSynchronize};
+    Operation::kAllocate,  Operation::kRunRecurrence, Operation::kCopyStates,
+    Operation::kCopyBytes, Operation::kZeroBytes,     Operation::kFindNonFinite,
+    Operation::kRecord,    Operation::kSynchronize,   Operation::kAwait};
 
 /// A batch of three sequences that is several segments of 16 KiB; the middle one has no slot.
 testing::Problem SmallProblem();
