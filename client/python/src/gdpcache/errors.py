@@ -250,7 +250,8 @@ def from_rpc(error: grpc.RpcError) -> GdpCacheError:
     if code is StatusCode.CANCELLED and (message in ("", "CANCELLED") or "RST_STREAM" in message):
         # Neither this client's nor this server's: gRPC ends so what arrives when the server has just stopped.
         code, message = StatusCode.UNAVAILABLE, "the server ended the call, as when it stops"
-    trailing = {name: value for name, value in error.trailing_metadata() or ()}  # aio's keys are not what dict() takes
+    # Of pairs, for dict() takes aio's metadata for a mapping, which it is not quite.
+    trailing = dict(iter(error.trailing_metadata() or ()))
     try:
         details = _Details(trailing.get("grpc-status-details-bin") or b"")
     except ValueError:  # not what the contract says: the code and the message still hold
