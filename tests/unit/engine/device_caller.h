@@ -12,26 +12,13 @@
 
 #include "absl/time/time.h"
 #include "server/cache/memory/region.h"
-#include "tests/reference/random_problem.h"
+#include "tests/reference/problem.h"
 #include "tests/unit/engine/engine_world.h"
 
 /// Calls whose tensors lie in the memory of a device that has a thread of its own: Memory::kAsynchronous.
 namespace gdpcache::engine {
 
 using Result = absl::StatusOr<PrefillResult>;
-
-inline testing::Problem Sequences(std::vector<std::int64_t> lengths, Slots slots, std::uint64_t seed) {
-  testing::ProblemSpec spec;
-  spec.shape = {.heads = 2,
-                .key_dim = 16,
-                .value_dim = 8,
-                .num_householder = 1,
-                .chunk_size = 16,
-                .input_dtype = kernels::DataType::kBFloat16};
-  spec.lengths = std::move(lengths);
-  spec.state_indices = std::move(slots);
-  return testing::RandomProblem(spec, seed);
-}
 
 inline testing::Problem OneSequence(std::int64_t rows, std::int64_t slot, std::uint64_t seed) {
   return Sequences({rows}, {slot}, seed);

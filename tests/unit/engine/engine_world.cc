@@ -92,7 +92,7 @@ std::shared_ptr<cache::Session> World::OpenSessionOn(const cache::Cache& cache) 
   return *std::move(session);
 }
 
-testing::Problem SmallProblem() {
+testing::Problem Sequences(std::vector<std::int64_t> lengths, Slots slots, std::uint64_t seed) {
   testing::ProblemSpec spec;
   spec.shape = {.heads = 2,
                 .key_dim = 16,
@@ -100,10 +100,12 @@ testing::Problem SmallProblem() {
                 .num_householder = 1,
                 .chunk_size = 16,
                 .input_dtype = kernels::DataType::kBFloat16};
-  spec.lengths = {300, 40, 600};
-  spec.state_indices = {2, -1, 0};
-  return testing::RandomProblem(spec, 3);
+  spec.lengths = std::move(lengths);
+  spec.state_indices = std::move(slots);
+  return testing::RandomProblem(spec, seed);
 }
+
+testing::Problem SmallProblem() { return Sequences({300, 40, 600}, {2, -1, 0}, 3); }
 
 cache::Geometry GeometryOf(const Problem& problem, std::int64_t layers, std::int64_t auxiliary_bytes) {
   return {.layers = layers,

@@ -111,6 +111,9 @@ inline constexpr Operation kAllOperations[] = {
     Operation::kCopyBytes, Operation::kZeroBytes,     Operation::kFindNonFinite,
     Operation::kRecord,    Operation::kSynchronize,   Operation::kAwait};
 
+/// Sequences of so many rows, for caches of two heads of 16 x 8.
+testing::Problem Sequences(std::vector<std::int64_t> lengths, Slots slots, std::uint64_t seed);
+
 /// A batch of three sequences that is several segments of 16 KiB; the middle one has no slot.
 testing::Problem SmallProblem();
 
