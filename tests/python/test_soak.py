@@ -1,8 +1,10 @@
-"""The soak's client with its tensors on a GPU, on which a driver that has memory of the host is mistaken for one."""
+"""The soak's judgement, and its client with its tensors on a GPU, for which a driver that has memory of the host is
+mistaken."""
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import sys
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from gdpcache import _cuda
 sys.path.append(str(Path(__file__).parent.parent / "soak"))
 import device_memory
 import documents
+import soak
 import traffic
 
 CONTEXT = 77
@@ -184,3 +187,21 @@ def test_results_that_never_came_are_noticed(
     with pytest.raises(traffic.WrongResultError, match="v_new"):
         for _ in range(10):
             at_work.serve()
+
+
+def sample(**fields: float) -> soak.Sample:
+    values = {field.name: 1 for field in dataclasses.fields(soak.Sample)} | fields
+    return soak.Sample(**values)  # type: ignore[arg-type]
+
+
+def test_what_grows_is_told_but_for_what_the_driver_keeps_of_clients() -> None:
+    def grown(backend: str, heap_mb_per_sample: float, kills_per_sample: int) -> list[str]:
+        samples = [
+            sample(heap_mb=40 + heap_mb_per_sample * index, kills=kills_per_sample * index) for index in range(40)
+        ]
+        return list(soak.judge(samples, backend))
+
+    assert grown("cuda", heap_mb_per_sample=0.1, kills_per_sample=0) == []
+    assert grown("cuda", heap_mb_per_sample=1.0, kills_per_sample=20) == []
+    assert grown("cuda", heap_mb_per_sample=1.0, kills_per_sample=1) == ["heap_mb grew from 54.5 to 74.5"]
+    assert grown("cpu", heap_mb_per_sample=1.0, kills_per_sample=20) == ["heap_mb grew from 54.5 to 74.5"]

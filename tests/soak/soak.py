@@ -7,8 +7,8 @@ Meanwhile the server's memory, what of it is allocated, file descriptors, thread
 recorded.
 
 The server must lose nothing: at the end all slots and sessions are back. After a quarter of the time memory, on a GPU
-that of the device, too, file descriptors and threads must have stopped growing; in less than ten minutes they are
-recorded, not judged.
+that of the device, too, file descriptors and threads must have stopped growing, but for what the driver keeps of every
+client; in less than ten minutes they are recorded, not judged.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ from traffic import CACHE, PATIENCE, SESSION_TTL
 import gdpcache
 
 JUDGED_SECONDS = 600
+
+# What the CUDA driver keeps of the server's heap for every process whose events were opened, for good and although
+# they are closed: see tests/README.md.
+DRIVER_KEEPS_MB = 0.054
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +254,9 @@ def judge(samples: list[Sample], backend: str) -> Iterator[str]:
     slacks = {"memory_mb": 4.0, "heap_mb": 4.0, "shared_mb": 4.0, "descriptors": 4.0, "threads": 2.0}
     if backend == "cuda":
         slacks["device_mb"] = 4.0
+        kills_before, kills = growth(samples, "kills")
+        for name in ("memory_mb", "heap_mb"):
+            slacks[name] += DRIVER_KEEPS_MB * (kills - kills_before)
     for name, slack in slacks.items():
         before, after = growth(samples, name)
         if after > 1.05 * before + slack:
