@@ -24,7 +24,8 @@ PANELS = {
 def main() -> None:
     file, picture = sys.argv[1:]
     samples = json.loads(pathlib.Path(file).read_text())["samples"]
-    hours = [sample["seconds"] / 3600 for sample in samples]
+    unit, length = ("hours", 3600) if samples[-1]["seconds"] >= 3600 else ("minutes", 60)
+    times = [sample["seconds"] / length for sample in samples]
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 5.5), layout="constrained", sharex=True)
     for axis, (title, series) in zip(axes.flat, PANELS.items(), strict=True):
         for name, label in series.items():
@@ -34,7 +35,7 @@ def main() -> None:
             if name == "prefills":
                 pairs = itertools.pairwise(samples)
                 values = [0] + [(b[name] - a[name]) / (b["seconds"] - a["seconds"]) for a, b in pairs]
-            axis.plot(hours, values, linewidth=1, label=label)
+            axis.plot(times, values, linewidth=1, label=label)
         axis.set_title(title, fontsize=10, loc="left")
         axis.grid(alpha=0.3)
         if "probe" in title:
@@ -43,7 +44,7 @@ def main() -> None:
             axis.set_ylim(bottom=0)
         if len(series) > 1:
             axis.legend(fontsize=8)
-    figure.supxlabel("hours", fontsize=9)
+    figure.supxlabel(unit, fontsize=9)
     figure.savefig(picture)
 
 
