@@ -164,16 +164,8 @@ class Target {
   Target() : world_({.staging_bytes = std::int64_t{4} << 20, .workers = 2}) {
     spdlog::set_level(spdlog::level::off);
     const cache::SnapshotSpace small = test::SmallSpace();
-    const auto created = world_.catalog.CreateCache({.name = kCache,
-                                                     .geometry = {.layers = small.layers,
-                                                                  .slots = 1,
-                                                                  .heads = small.heads,
-                                                                  .key_dim = small.key_dim,
-                                                                  .value_dim = small.value_dim,
-                                                                  .num_householder = small.num_householder,
-                                                                  .state_dtype = small.state_dtype,
-                                                                  .auxiliary_bytes = small.auxiliary_bytes},
-                                                     .fingerprint = small.fingerprint});
+    const auto created =
+        world_.catalog.CreateCache({.name = kCache, .geometry = small.geometry(), .fingerprint = small.fingerprint});
     Require(created.ok(), "no cache");
     space_ = SpaceOf(world_.catalog, kCache, std::string(cache::kDefaultTenant)).value();
     ServerOptions options;

@@ -39,6 +39,17 @@ struct SnapshotSpace {
             geometry.heads,           geometry.key_dim,       geometry.value_dim,
             geometry.num_householder, geometry.state_dtype,   geometry.auxiliary_bytes};
   }
+  /// Of a cache of this space with one slot.
+  Geometry geometry() const {
+    return {.layers = layers,
+            .slots = 1,
+            .heads = heads,
+            .key_dim = key_dim,
+            .value_dim = value_dim,
+            .num_householder = num_householder,
+            .state_dtype = state_dtype,
+            .auxiliary_bytes = auxiliary_bytes};
+  }
 
   bool operator==(const SnapshotSpace&) const = default;
   template <typename H>

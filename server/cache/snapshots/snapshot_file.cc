@@ -66,20 +66,8 @@ absl::Span<const std::byte> AsBytes(absl::string_view text) {
   return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
 }
 
-/// The space as a cache of one slot, for whose fields there are limits.
-Geometry GeometryOf(const SnapshotSpace& space) {
-  return {.layers = space.layers,
-          .slots = 1,
-          .heads = space.heads,
-          .key_dim = space.key_dim,
-          .value_dim = space.value_dim,
-          .num_householder = space.num_householder,
-          .state_dtype = space.state_dtype,
-          .auxiliary_bytes = space.auxiliary_bytes};
-}
-
 absl::Status CheckRecord(const SnapshotRecord& record) {
-  if (absl::Status status = GeometryOf(record.space).Validate(); !status.ok()) return status;
+  if (absl::Status status = record.space.geometry().Validate(); !status.ok()) return status;
   if (absl::Status status = CheckSnapshotKey("key", record.key); !status.ok()) return status;
   if (record.position < 0) {
     return InvalidField("position", absl::StrCat("is ", record.position, "; it must not be negative"));
@@ -231,7 +219,7 @@ std::string Excerpt(absl::string_view header, std::size_t at) {
 
 absl::Status CheckSameSpace(const SnapshotSpace& actual, const SnapshotSpace& expected) {
   if (actual == expected) return absl::OkStatus();
-  std::string difference = DescribeDifference(GeometryOf(actual), GeometryOf(expected));
+  std::string difference = DescribeDifference(actual.geometry(), expected.geometry());
   const auto append = [&](absl::string_view field, const std::string& a, const std::string& b) {
     if (a == b) return;
     absl::StrAppend(&difference, difference.empty() ? "" : "; ", field, " is ", Quoted(a), ", not ", Quoted(b));
