@@ -19,7 +19,7 @@ namespace gdpcache::cache {
 struct CacheSpec {
   std::string name;
   Geometry geometry;
-  std::string fingerprint;
+  std::string fingerprint = {};
   bool ephemeral = false;
 };
 

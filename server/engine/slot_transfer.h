@@ -21,7 +21,7 @@ namespace gdpcache::engine {
 /// Which states a call is about: the cross product, slots first.
 struct SlotSelection {
   std::vector<std::int64_t> slots;
-  std::vector<std::int64_t> layers;  // empty: all, ascending
+  std::vector<std::int64_t> layers = {};  // empty: all, ascending
 };
 
 /// What a reader tells before the bytes.

@@ -37,7 +37,7 @@ struct ServerOptions {
   std::string version;
   v1::BuildInfo build = {};
   std::vector<std::string> listen;  // "host:port"; port 0 takes a free one
-  std::string unix_path;            // empty: none
+  std::string unix_path = {};       // empty: none
   std::string admin = {};           // "host:port" of channelz, health and reflection; empty: none
   std::int64_t max_message_bytes = 0;
   std::int64_t rpc_memory_bytes = 0;  // what gRPC may keep of connections, calls and messages that come in; 0: no limit
@@ -46,7 +46,7 @@ struct ServerOptions {
   cache::TenantShare tenant_share = {};  // of uploads and shared memory; other shares are in the limits
   cache::CatalogLimits limits;           // what the catalog was made with, for GetServerInfo
   std::shared_ptr<const AccessControl> access = AccessControl::Everybody();
-  absl::Duration slow_call;  // calls that take this long are logged; zero: none
+  absl::Duration slow_call = absl::ZeroDuration();  // calls that take this long are logged; zero: none
   absl::Duration max_pin_ttl;
   absl::Duration transfer_timeout;  // of a snapshot's transfer in which nothing moves, and of an upload that broke
 };

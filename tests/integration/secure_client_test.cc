@@ -32,8 +32,7 @@ class SecureClientTest : public ::testing::Test {
   TlsOptions Files() const {
     return {.ca_file = server_.path("ca.crt"),
             .certificate_file = server_.path("own.crt"),
-            .key_file = server_.path("own.key"),
-            .server_name = ""};
+            .key_file = server_.path("own.key")};
   }
 
   /// What a call that needs DATA comes to.

@@ -23,9 +23,9 @@ struct BoundaryPolicy {
   // Where the prompt leaves what is known from others: what a third prompt will share with both.
   bool divergence = true;
 
-  std::int64_t interval = 0;             // every so many tokens; 0: none
-  std::vector<std::int64_t> from_start;  // tokens behind the start, e.g. the length of a system prompt
-  std::vector<std::int64_t> from_end;    // tokens before the end; 0: the end, what the next turn continues from
+  std::int64_t interval = 0;                  // every so many tokens; 0: none
+  std::vector<std::int64_t> from_start = {};  // tokens behind the start, e.g. the length of a system prompt
+  std::vector<std::int64_t> from_end = {};    // tokens before the end; 0: the end, what the next turn continues from
 };
 
 struct PromptExtent {

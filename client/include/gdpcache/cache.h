@@ -28,8 +28,8 @@ struct CacheGeometry {
 struct CacheSpec {
   std::string name;
   CacheGeometry geometry;
-  std::string fingerprint;  // model, revision and whatever else makes states incompatible
-  bool ephemeral = false;   // goes with its last session
+  std::string fingerprint = {};  // model, revision and whatever else makes states incompatible
+  bool ephemeral = false;        // goes with its last session
 };
 
 /// A cache that exists. gdpcache/v1/cache.proto explains every field, of the structures below too.

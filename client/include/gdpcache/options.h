@@ -10,7 +10,7 @@ namespace gdpcache {
 
 /// Of one call.
 struct CallOptions {
-  std::optional<absl::Duration> timeout;  // ClientOptions::timeout unless given; absl::InfiniteDuration() for none
+  std::optional<absl::Duration> timeout = {};  // ClientOptions::timeout unless given; absl::InfiniteDuration() for none
 };
 
 /// How a client knows its server and shows who it is over TLS. PEM files, read when the connection is made.
@@ -27,7 +27,7 @@ struct ClientOptions {
   absl::Duration connect_timeout = absl::Seconds(5);  // of Connect
   bool wait_for_server = false;  // Connect keeps trying until connect_timeout where nobody listens yet
 
-  std::optional<TlsOptions> tls = std::nullopt;  // none: clear text. A Unix socket needs no TLS: there it is not used.
+  std::optional<TlsOptions> tls = {};  // none: clear text. A Unix socket needs no TLS: there it is not used.
   /// At most one of these: a bearer token, or a file with it (nothing else but white space), which is read again when
   /// it changes. It goes over TLS, a Unix socket or the loopback interface, nowhere else.
   std::string token = {};

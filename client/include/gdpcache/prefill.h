@@ -53,9 +53,9 @@ enum class Transport {
 /// Where results go, each optional and of exactly the result's dtype and number of elements. Results that are asked for
 /// and not placed here are allocated by the library.
 struct PrefillOutputs {
-  std::optional<Tensor> h;            // [boundaries, H, K, V] in states_dtype
-  std::optional<Tensor> v_new;        // shaped like u, in the input dtype
-  std::optional<Tensor> final_state;  // [N, H, K, V] float32
+  std::optional<Tensor> h = {};            // [boundaries, H, K, V] in states_dtype
+  std::optional<Tensor> v_new = {};        // shaped like u, in the input dtype
+  std::optional<Tensor> final_state = {};  // [N, H, K, V] float32
 };
 
 /// The request. Everything it points to stays the caller's and must not change until the call has returned.
@@ -67,39 +67,39 @@ struct PrefillCall {
   ConstTensor k;
   ConstTensor w;
   ConstTensor u;
-  std::optional<ConstTensor> g;  // float32, cumulative decay within each chunk; absent: no decay
+  std::optional<ConstTensor> g = {};  // float32, cumulative decay within each chunk; absent: no decay
   DecayBase g_base = DecayBase::kLog2;
 
   // How T splits into sequences: boundaries [N + 1] on the expanded stream, or `batch` equal sequences (0 means 1).
-  IndexSpan cu_seqlens;
+  IndexSpan cu_seqlens = {};
   std::int64_t batch = 0;
 
   std::int64_t chunk_size = 0;       // expanded tokens: 16, 32, 64, 128; 0 means 64
   std::int64_t num_householder = 0;  // 0 means the cache's
-  IndexSpan chunk_offsets;           // checked by the server when given
-  IndexSpan chunk_indices;           // checked by the server when given
+  IndexSpan chunk_offsets = {};      // checked by the server when given
+  IndexSpan chunk_indices = {};      // checked by the server when given
 
-  IndexSpan state_indices;  // [N] slots, -1 stores nowhere; empty: no sequence has one
+  IndexSpan state_indices = {};  // [N] slots, -1 stores nowhere; empty: no sequence has one
   InitialState initial_state_source = InitialState::kSlot;
-  std::optional<ConstTensor> initial_state;  // [N, H, K, V] float32, with InitialState::kTensor
+  std::optional<ConstTensor> initial_state = {};  // [N, H, K, V] float32, with InitialState::kTensor
 
   bool save_new_value = false;
   bool output_final_state = false;
   States states = States::kNone;
-  absl::Span<const BoundaryRef> selected;  // ascending, distinct
-  std::optional<DataType> states_dtype;    // of h; the input dtype unless given
+  absl::Span<const BoundaryRef> selected = {};  // ascending, distinct
+  std::optional<DataType> states_dtype = {};    // of h; the input dtype unless given
 
   // [N] tokens each slot must have absorbed before the call; -1 is not checked. A mismatch is FAILED_PRECONDITION, see
   // PositionMismatches: so a caller that lost an answer learns whether the call was applied.
-  IndexSpan expected_positions;
+  IndexSpan expected_positions = {};
 
-  bool check_finite = false;                      // NaN or infinity in an input fails the call
-  std::optional<ConstTensor> auxiliary_state;     // [N, auxiliary_bytes] uint8: replaces the slots' auxiliary bytes
-  absl::Span<const SnapshotDirective> snapshots;  // boundaries to keep for other requests
-  std::string request_id;                         // for the server's logs; at most 128 bytes
+  bool check_finite = false;                        // NaN or infinity in an input fails the call
+  std::optional<ConstTensor> auxiliary_state = {};  // [N, auxiliary_bytes] uint8: replaces the slots' auxiliary bytes
+  absl::Span<const SnapshotDirective> snapshots = {};  // boundaries to keep for other requests
+  std::string request_id = {};                         // for the server's logs; at most 128 bytes
   Precision precision = Precision::kDefault;
 
-  PrefillOutputs outputs;
+  PrefillOutputs outputs = {};
   Transport transport = Transport::kAuto;
 };
 

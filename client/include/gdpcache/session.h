@@ -23,7 +23,7 @@ namespace gdpcache {
 /// Of one session.
 struct SessionOptions {
   absl::Duration ttl = absl::Seconds(60);  // the server frees the slots when it has heard nothing for so long
-  std::string client_name;                 // for people who look at the server; at most 128 bytes
+  std::string client_name = {};            // for people who look at the server; at most 128 bytes
   bool keep_alive = true;                  // renew from a background thread for as long as the object lives
 };
 
@@ -44,17 +44,17 @@ struct SlotContents {
 
 /// Where ReadSlots puts bytes; what is left out is allocated by the library.
 struct SlotOutputs {
-  std::optional<Tensor> state;
-  std::optional<Tensor> auxiliary;
+  std::optional<Tensor> state = {};
+  std::optional<Tensor> auxiliary = {};
 };
 
 /// What WriteSlots stores, in caller memory.
 struct SlotUpdate {
   absl::Span<const std::int64_t> slots;
-  absl::Span<const std::int64_t> layers;     // empty: all
-  absl::Span<const std::int64_t> positions;  // [slots, layers]; empty: all zero
-  ConstTensor state;                         // [slots, layers, H, K, V] in the cache's state dtype
-  std::optional<ConstTensor> auxiliary;      // [slots, layers, auxiliary_bytes]; absent: left as it is
+  absl::Span<const std::int64_t> layers = {};     // empty: all
+  absl::Span<const std::int64_t> positions = {};  // [slots, layers]; empty: all zero
+  ConstTensor state;                              // [slots, layers, H, K, V] in the cache's state dtype
+  std::optional<ConstTensor> auxiliary = {};      // [slots, layers, auxiliary_bytes]; absent: left as it is
 };
 
 /// A lease on slots of one cache, opened by Client::OpenSession. Ending it (Close, or destruction) frees its slots.

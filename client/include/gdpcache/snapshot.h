@@ -41,7 +41,7 @@ struct SnapshotDirective {
   // ceil(length / chunk_size) where it ends. CallBoundaries in boundary_policy.h computes it from a position.
   std::int64_t boundary = 0;
   std::string key;
-  std::string auxiliary;  // this layer's auxiliary bytes there, auxiliary_bytes of them
+  std::string auxiliary = {};  // this layer's auxiliary bytes there, auxiliary_bytes of them
 };
 
 /// What became of a snapshot that was to be kept.

@@ -94,7 +94,7 @@ struct SnapshotLimits {
   std::int64_t max_tenant_watches = std::numeric_limits<std::int64_t>::max();  // of one tenant
   absl::Duration max_pin_ttl;                                                  // the most, and what 0 takes
   absl::Duration pending_timeout;  // of an unfinished snapshot, from its last part
-  TenantShare tenant_share;        // of max_pending, and for them of the first tier, or of it one of any size
+  TenantShare tenant_share = {};   // of max_pending, and for them of the first tier, or of it one of any size
 
   // What bounds the store's own memory.
   std::int64_t max_snapshots = 4'194'304;
@@ -111,7 +111,7 @@ struct SnapshotOptions {
   SnapshotLimits limits;
   WritePolicy write_policy = WritePolicy::kWriteThrough;
   /// Told, in a line, what has gone wrong in the background; on any thread, without a lock held. May be empty.
-  std::function<void(absl::string_view)> log;
+  std::function<void(absl::string_view)> log = {};
 };
 
 /// Since the store was made.

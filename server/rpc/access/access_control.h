@@ -27,9 +27,9 @@
 namespace gdpcache::rpc {
 
 struct AccessOptions {
-  std::vector<Identity> identities;                  // of distinct names; none: whoever can connect may do everything
-  std::string token_file;                            // empty: no tokens
-  TlsFiles tls;                                      // without a certificate: no TLS
+  std::vector<Identity> identities = {};             // of distinct names; none: whoever can connect may do everything
+  std::string token_file = {};                       // empty: no tokens
+  TlsFiles tls = {};                                 // without a certificate: no TLS
   absl::Duration refresh_period = absl::Seconds(1);  // how often the files are read
   // Told of each call that does not get to its handler, by any thread; empty: nobody is.
   std::function<void(const absl::Status&)> on_refusal = {};

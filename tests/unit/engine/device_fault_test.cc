@@ -205,7 +205,7 @@ std::vector<KindOfCall> KindsOfCalls() {
        }},
       {"reading slots",
        [](Scene& scene) {
-         return Read(scene.world, scene.session, {.slots = {0, 2}, .layers = {}}).status;
+         return Read(scene.world, scene.session, {.slots = {0, 2}}).status;
        }},
       {"writing slots", WriteSlots},
       {"saving",

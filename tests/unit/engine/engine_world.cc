@@ -29,8 +29,7 @@ constexpr cache::CatalogLimits kLimits = {.max_caches = 1000,
 constexpr cache::SnapshotLimits kSnapshotLimits = {.pinned_bytes = std::int64_t{1} << 30,
                                                    .max_watches = 10,
                                                    .max_pin_ttl = absl::Hours(1),
-                                                   .pending_timeout = absl::Minutes(1),
-                                                   .tenant_share = {}};
+                                                   .pending_timeout = absl::Minutes(1)};
 
 std::unique_ptr<kernels::Backend> CpuBackend() {
   auto backend = kernels::CreateBackend({.choice = kernels::BackendChoice::kCpu, .cpu_threads = 2, .cuda_device = 0});
@@ -68,8 +67,7 @@ World::World(const EngineOptions& options, Memory memory, const Tiers& tiers)
                                          : (device != nullptr ? static_cast<kernels::Backend&>(*device) : separate)),
       reporting(backend, [this](const absl::Status&) { ++losses; }),
       catalog(reporting, clock, kLimits, [this](cache::SessionKey session) { store->EndSession(session); }) {
-  auto made =
-      cache::SnapshotStore::Create(reporting, clock, tiers(reporting), {.limits = kSnapshotLimits, .log = nullptr});
+  auto made = cache::SnapshotStore::Create(reporting, clock, tiers(reporting), {.limits = kSnapshotLimits});
   EXPECT_TRUE(made.ok()) << made.status();
   store = *std::move(made);
   auto created = Engine::Create(reporting, options, store.get(), [this](const absl::Status&) { ++losses; });
@@ -78,8 +76,7 @@ World::World(const EngineOptions& options, Memory memory, const Tiers& tiers)
 }
 
 std::shared_ptr<cache::Session> World::OpenSession(const cache::Geometry& geometry) {
-  const auto created =
-      catalog.CreateCache({.name = absl::StrCat("cache", caches++), .geometry = geometry, .fingerprint = ""});
+  const auto created = catalog.CreateCache({.name = absl::StrCat("cache", caches++), .geometry = geometry});
   EXPECT_TRUE(created.ok()) << created.status();
   auto session = OpenSessionOn(*created->cache);
   EXPECT_EQ(Acquire(*this, session, geometry.slots).status(), absl::OkStatus());

@@ -184,12 +184,11 @@ TEST(ReadSlots, WhatIsReadCanBeWrittenElsewhere) {
   const auto from = world.OpenSession(SmallGeometry(5));
   const auto to = world.OpenSession(SmallGeometry(5));
   Fill(*from->cache());
-  const ReadResult read = Read(world, from, {.slots = {4, 1}, .layers = {}});
+  const ReadResult read = Read(world, from, {.slots = {4, 1}});
   ASSERT_TRUE(read.status.ok()) << read.status;
   EXPECT_THAT(read.contents.selection.layers, ::testing::ElementsAre(0, 1, 2));
   EXPECT_THAT(read.contents.positions, ::testing::ElementsAre(50, 1050, 2050, 20, 1020, 2020));
-  ASSERT_TRUE(
-      Write(world, to, {.slots = {0, 3}, .layers = {}}, read.contents.positions, read.state, &read.auxiliary).ok());
+  ASSERT_TRUE(Write(world, to, {.slots = {0, 3}}, read.contents.positions, read.state, &read.auxiliary).ok());
   EXPECT_EQ(Contents(*to->cache(), 0), Contents(*from->cache(), 4));
   EXPECT_EQ(Contents(*to->cache(), 3), Contents(*from->cache(), 1));
   EXPECT_EQ(Contents(*to->cache(), 1), ZeroContents(*to->cache()));
@@ -219,12 +218,12 @@ TEST(ReadSlots, NothingIsAnAnswer) {
 TEST(ReadSlots, RefusesWrongSelections) {
   World world;
   const auto session = world.OpenSession(SmallGeometry(2));
-  EXPECT_EQ(Read(world, session, {.slots = {2}, .layers = {}}).status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Read(world, session, {.slots = {0, 0}, .layers = {}}).status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Read(world, session, {.slots = {2}}).status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Read(world, session, {.slots = {0, 0}}).status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Read(world, session, {.slots = {0}, .layers = {3}}).status.message(),
             "layers[0] is 3; the cache has 3 layers");
   EXPECT_EQ(Read(world, session, {.slots = {0}, .layers = {1, 1}}).status.message(), "layers[1] is 1, as is layers[0]");
-  EXPECT_EQ(Read(world, world.OpenSessionOn(*session->cache()), {.slots = {0}, .layers = {}}).status.code(),
+  EXPECT_EQ(Read(world, world.OpenSessionOn(*session->cache()), {.slots = {0}}).status.code(),
             absl::StatusCode::kPermissionDenied);
 }
 
@@ -238,7 +237,7 @@ TEST(ReadSlots, SlotsAreFreeAgainWhenTheLastByteIsOutAndMemoryStaysBounded) {
   peer.Hold();
   Outcome<absl::Status> outcome;
   const auto call = world.engine->ReadSlots(
-      {.session = session}, {.slots = {0, 1}, .layers = {}}, [](const SlotContents&) {}, peer,
+      {.session = session}, {.slots = {0, 1}}, [](const SlotContents&) {}, peer,
       [&](absl::Status status) { outcome.Set(std::move(status)); });
   ASSERT_TRUE(call.ok());
   (*call)->Start();
@@ -260,7 +259,7 @@ TEST(WriteSlots, AuxiliaryBytesLeftOutAreUntouched) {
   const auto session = world.OpenSession(SmallGeometry(2));
   Fill(*session->cache());
   const std::vector<std::byte> zeros(3 * session->cache()->geometry().state_bytes());
-  ASSERT_TRUE(Write(world, session, {.slots = {1}, .layers = {}}, {}, zeros, nullptr).ok());
+  ASSERT_TRUE(Write(world, session, {.slots = {1}}, {}, zeros, nullptr).ok());
   const auto* auxiliary = static_cast<const char*>(session->cache()->pool().Auxiliary(1, 1).data);
   EXPECT_EQ(auxiliary[0], 102);
   EXPECT_EQ(session->cache()->slots().Position(1, 1), 0);

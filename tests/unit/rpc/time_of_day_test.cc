@@ -145,13 +145,11 @@ class Leases {
 
   test::HeapBackend backend_;
   const cache::RealClock clock_;
-  std::unique_ptr<cache::SnapshotStore> store_ = cache::SnapshotStore::Create(backend_, clock_, Tiers(backend_),
-                                                                              {.limits = {.pinned_bytes = 1 << 20,
-                                                                                          .max_pin_ttl = absl::Hours(1),
-                                                                                          .pending_timeout = kLease,
-                                                                                          .tenant_share = {}},
-                                                                               .log = {}})
-                                                     .value();
+  std::unique_ptr<cache::SnapshotStore> store_ =
+      cache::SnapshotStore::Create(
+          backend_, clock_, Tiers(backend_),
+          {.limits = {.pinned_bytes = 1 << 20, .max_pin_ttl = absl::Hours(1), .pending_timeout = kLease}})
+          .value();
   cache::Catalog catalog_{backend_,
                           clock_,
                           {.max_caches = 1,
