@@ -14,7 +14,7 @@ cd /
 python=$2
 packed_run() { env -i PATH=/usr/bin:/bin HOME="$folder" PYTHON="$python" "$folder/moved/run.sh" "$@"; }
 
-packed_run python test_cuda.py test_cuda_client.py test_drop_in.py test_example.py test_golden.py
+packed_run python test_cuda.py test_cuda_client.py test_drop_in.py test_example.py test_golden.py test_run_ahead.py
 packed_run drop_in cpu "$folder/drop_in.json" >"$folder/drop_in.txt"
 grep -q 'ratio' "$folder/drop_in.txt"
 grep -q '"shape": "1x1"' "$folder/drop_in.json"
