@@ -18,7 +18,7 @@ from fake_gpu import MEBIBYTE, OTHER_STREAM, STREAM, Driver, GpuArray, Server, c
 from waiting import wait_until
 
 import gdpcache
-from gdpcache import Outputs, PrefillCall, Transport, _flags
+from gdpcache import Outputs, PrefillCall, Transport, _flags, _tensors
 
 driver, server, session = fake_gpu.driver, fake_gpu.server, fake_gpu.session
 mixing, mixed = fake_gpu.mixing, fake_gpu.mixed
@@ -28,7 +28,7 @@ ANSWERED = {"x-request-id": "1"}  # as servers mark their errors
 
 def ahead(session: gdpcache.Session, call: PrefillCall) -> Any:
     """As chunk_gated_delta_product_fwd_h does it, but for results of its own, which only torch has."""
-    return session._ahead.prefill(call, is_batched=False)
+    return session._ahead.prefill(call, is_batched=False)[0]
 
 
 def flag_of(server: Server, request: Any) -> int:
@@ -228,6 +228,25 @@ def test_calls_that_touch_memory_of_the_host_are_waited_for(
         assert ahead(mixed, call) is None
         assert ahead(mixed, call_of(driver, MEBIBYTE, 2 * MEBIBYTE, transport="shared_memory")) is None
     assert server.requests == []
+
+
+def test_a_call_that_goes_the_ordinary_way_is_looked_into_once(
+    driver: Driver, server: Server, mixed: gdpcache.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_into: list[str] = []
+    view = _tensors.view
+
+    def noting(name: str, *arguments: Any, **options: Any) -> Any:
+        looked_into.append(name)
+        return view(name, *arguments, **options)
+
+    monkeypatch.setattr(_tensors, "view", noting)
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    call.out = Outputs(v_new=np.zeros((16, 1, 4), np.float32))
+    with mixed.run_ahead():
+        assert mixed._prefill_batched(call) == (None, call.out.v_new, None)
+    assert sorted(looked_into) == ["k", "out.v_new", "u", "w"]
+    assert len(server.requests) == 1
 
 
 def test_servers_and_drivers_without_flags_are_waited_for(

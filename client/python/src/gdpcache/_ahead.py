@@ -13,7 +13,7 @@ from gdpcache import _shared, errors
 from gdpcache._cuda import CudaError
 from gdpcache._flags import COUNT, SIZE, Flag, Flags
 from gdpcache._memory import SharingUnavailableError, may_have_been_done
-from gdpcache._prepared import finish_expected
+from gdpcache._prepared import Prepared, finish_expected, prepare, transport_of
 from gdpcache._session import SessionState
 from gdpcache.errors import GdpCacheError
 from gdpcache.prefill import PrefillCall
@@ -93,29 +93,35 @@ class RunAhead:
         if flags is not None:
             flags.close()
 
-    def prefill(self, call: PrefillCall, *, is_batched: bool) -> Results | None:
-        """Sends the call and lets the caller's streams wait for its end. None for one that has to go another way.
-        Raises what earlier calls have failed with."""
+    def prefill(self, call: PrefillCall, *, is_batched: bool) -> tuple[Results | None, Prepared | None]:
+        """Sends the call and lets the caller's streams wait for its end. No results for one that has to go another way,
+        but what it was taken apart into, if that was needed to find out. Raises what earlier calls have failed with."""
         limit = min(self._limits, default=0)
         if limit == 0 or not self._possible:
-            return None
+            return None, None
         with self._lock:
             while self._outstanding and (self._outstanding[0].is_over() or len(self._outstanding) >= limit):
                 self._end_oldest()
             self._raise()
-            begun = self._driver.run(_shared.begin_ahead(self._session, call, is_batched))
-            if begun is None:
-                return None
-            flag = None
-            try:
-                flag = self._flag_for(begun)
-            finally:
-                if flag is None:
-                    self._session.cuda.give_events(begun.pair)
+            if transport_of(self._session, call) not in (Transport.AUTO, Transport.CUDA_IPC):
+                return None, None
+            prepared = prepare(self._session, call, is_batched)
+            return self._prefill(prepared), prepared
+
+    def _prefill(self, prepared: Prepared) -> Results | None:
+        begun = self._driver.run(_shared.begin_ahead(self._session, prepared))
+        if begun is None:
+            return None
+        flag = None
+        try:
+            flag = self._flag_for(begun)
+        finally:
             if flag is None:
-                return None
-            self._send(begun, flag)
-            return begun.results()
+                self._session.cuda.give_events(begun.pair)
+        if flag is None:
+            return None
+        self._send(begun, flag)
+        return begun.results()
 
     def _flag_for(self, call: _shared.CudaCall) -> Flag | None:
         if call.pair.flag is not None:

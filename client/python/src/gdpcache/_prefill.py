@@ -10,7 +10,7 @@ import numpy as np
 from gdpcache import _frames, _wire
 from gdpcache._memory import SharingUnavailableError
 from gdpcache._operations import SERVICE, Operation, Stream, Unary, parse
-from gdpcache._prepared import Prepared, Result, encoded_inline, finish, prepare
+from gdpcache._prepared import Prepared, Result, encoded_inline, finish, prepare, transport_of
 from gdpcache._session import SessionState
 from gdpcache._shared import run_cuda, run_shared
 from gdpcache.errors import UnavailableError, protocol_error
@@ -25,12 +25,14 @@ _MAX_PROTOBUF = (1 << 31) - (1 << 20)  # no server can decode more
 _FRAME_OVERHEAD = 64  # bytes of a frame around its payload, at most
 
 
-def prefill(session: SessionState, call: PrefillCall, *, is_batched: bool = False) -> Operation[PrefillResult]:
-    """`is_batched`: h has u's batch dimension, and its boundaries in a second one."""
-    prepared = prepare(session, call, is_batched)
-    wanted = call.transport if isinstance(call.transport, Transport) else Transport(call.transport)
-    if wanted is Transport.AUTO:
-        wanted = session.transport
+def prefill(
+    session: SessionState, call: PrefillCall, *, is_batched: bool = False, prepared: Prepared | None = None
+) -> Operation[PrefillResult]:
+    """`is_batched`: h has u's batch dimension, and its boundaries in a second one. `prepared`: the same call, of one
+    who has had to look into it."""
+    if prepared is None:
+        prepared = prepare(session, call, is_batched)
+    wanted = transport_of(session, call)
     if wanted is not Transport.AUTO:
         try:
             return (yield from _RUN[wanted](session, prepared))

@@ -143,6 +143,12 @@ def _named(call: PrefillCall) -> PrefillCall:
     )
 
 
+def transport_of(session: SessionState, call: PrefillCall) -> Transport:
+    """The one asked for; AUTO where the choice is free."""
+    wanted = call.transport if isinstance(call.transport, Transport) else Transport(call.transport)
+    return session.transport if wanted is Transport.AUTO else wanted
+
+
 def prepare(session: SessionState, call: PrefillCall, is_batched: bool) -> Prepared:
     if isinstance(call.states, str) or isinstance(call.initial_state, str):
         call = _named(call)

@@ -20,11 +20,10 @@ from gdpcache._memory import (
     may_have_been_done,
 )
 from gdpcache._operations import SERVICE, Operation, Sleep, Unary
-from gdpcache._prepared import FIELDS, Prepared, Result, finish_expected, prepare
+from gdpcache._prepared import FIELDS, Prepared, Result, finish_expected
 from gdpcache._session import SessionState
 from gdpcache._tensors import TensorView
 from gdpcache.errors import UnavailableError
-from gdpcache.prefill import PrefillCall
 from gdpcache.types import Array, PrefillResult, TensorLike, Transport
 from gdpcache.v1 import tensor_pb2
 
@@ -230,12 +229,8 @@ def begin_cuda(session: SessionState, prepared: Prepared) -> Operation[CudaCall]
     return CudaCall(prepared, places, pair, streams)
 
 
-def begin_ahead(session: SessionState, call: PrefillCall, is_batched: bool) -> Operation[CudaCall | None]:
+def begin_ahead(session: SessionState, prepared: Prepared) -> Operation[CudaCall | None]:
     """A call that touches nothing but memory of the GPU; None for others."""
-    wanted = session.transport if Transport(call.transport) is Transport.AUTO else Transport(call.transport)
-    if wanted not in (Transport.AUTO, Transport.CUDA_IPC):
-        return None
-    prepared = prepare(session, call, is_batched)
     views = prepared.views
     if not prepared.plan.is_complete or any(view.data is not None for view in views) or not any(v.size for v in views):
         return None

@@ -344,10 +344,10 @@ class Session(_session.SessionProperties):
 
     def _prefill_batched(self, call: PrefillCall) -> Results:
         """What chunk_gated_delta_product_fwd_h does."""
-        results = self._ahead.prefill(call, is_batched=True)
+        results, prepared = self._ahead.prefill(call, is_batched=True)
         if results is not None:
             return results
-        result = self._run(_prefill.prefill(self._state, call, is_batched=True), None)
+        result = self._run(_prefill.prefill(self._state, call, is_batched=True, prepared=prepared), None)
         return result.h, result.v_new, result.final_state
 
     def __enter__(self) -> Session:
