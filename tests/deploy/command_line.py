@@ -26,6 +26,13 @@ def options(program, *subcommand):
     return set(re.findall(r"^ *(--[a-z-]+)", _help(program, *subcommand), re.MULTILINE))
 
 
+def subcommands(program, *subcommand):
+    """Those of it, by --help."""
+    # Newer releases of CLI11 shout.
+    found = re.search(r"^(?i:subcommands):\n(.*?)^(?! )", _help(program, *subcommand), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^  ([a-z]+)", found.group(1), re.MULTILINE) if found else []
+
+
 def default_of(program, option):
     return re.search(rf"^  {option}=.*?\(default:\s+([^)]*)\)", _help(program), re.MULTILINE | re.DOTALL).group(1)
 
