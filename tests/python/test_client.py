@@ -15,7 +15,7 @@ from waiting import wait_until
 
 import gdpcache
 from gdpcache import InitialState, Outputs, States, Transport
-from gdpcache._memory import may_have_been_done
+from gdpcache._sharing import may_have_been_done
 
 
 def test_the_server_tells_about_itself(server: Server, client: gdpcache.Client) -> None:

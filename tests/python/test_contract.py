@@ -18,10 +18,10 @@ from gdpcache import (
     SnapshotDirective,
     Transport,
     _convert,
-    _memory,
     _prefill,
     _server,
     _session,
+    _sharing,
     _snapshots,
 )
 from gdpcache._operations import Operation, Stream, Unary
@@ -67,7 +67,7 @@ OPERATIONS: dict[str, Callable[[], Operation[Any]]] = {
     "ReadSlots": lambda: _session.read_slots(SESSION, [1], [1]),
     "WriteSlots": lambda: _session.write_slots(SESSION, [1], ROWS, [1], [1], np.zeros(6, np.uint8)),
     "Prefill": lambda: _prefill.prefill(SESSION, PREFILL),
-    "UnregisterMemory": lambda: _memory.unregister("session", "region"),
+    "UnregisterMemory": lambda: _sharing.unregister("session", "region"),
     "ListSharedMemory": lambda: _session.list_shared_memory(SESSION),
     "SaveSnapshots": lambda: _snapshots.save(SESSION, {1: KEY}),
     "LookupPrefix": lambda: _snapshots.lookup("cache", [KEY] * 3, 1.0),

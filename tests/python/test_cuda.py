@@ -17,8 +17,8 @@ from problems import HEADS, KEY_DIM, VALUE_DIM, random_call
 
 import gdpcache
 from gdpcache import InitialState, Outputs, PrefillCall, States, Transport
-from gdpcache._memory import unregister
 from gdpcache._operations import unary
+from gdpcache._sharing import unregister
 from gdpcache.v1 import memory_pb2
 
 torch = pytest.importorskip("torch")

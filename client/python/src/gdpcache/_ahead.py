@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from gdpcache import _shared, errors
 from gdpcache._cuda import CudaError
 from gdpcache._flags import COUNT, SIZE, Flag, Flags
-from gdpcache._memory import SharingUnavailableError, may_have_been_done
 from gdpcache._prepared import Prepared, finish_expected, prepare, transport_of
 from gdpcache._session import SessionState
+from gdpcache._sharing import SharingUnavailableError, may_have_been_done
 from gdpcache.errors import GdpCacheError
 from gdpcache.prefill import PrefillCall
 from gdpcache.types import TensorLike, Transport

@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 
 from gdpcache import _cuda, _wire
-from gdpcache._memory import ALIGNMENT, SystemRegion
+from gdpcache._arena import ALIGNMENT, SystemRegion
 from gdpcache.v1 import prefill_pb2, tensor_pb2
 
 COUNT = 256  # of a session's flags

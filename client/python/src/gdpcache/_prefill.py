@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from gdpcache import _frames, _wire
-from gdpcache._memory import SharingUnavailableError
 from gdpcache._operations import SERVICE, Operation, Stream, Unary, parse
 from gdpcache._prepared import Prepared, Result, encoded_inline, finish, prepare, transport_of
 from gdpcache._session import SessionState
 from gdpcache._shared import run_cuda, run_shared
+from gdpcache._sharing import SharingUnavailableError
 from gdpcache.errors import UnavailableError, protocol_error
 from gdpcache.prefill import PrefillCall
 from gdpcache.types import PrefillResult, TensorLike, Transport

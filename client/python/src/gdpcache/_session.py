@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gdpcache import _convert, _frames, _server, _tensors
-from gdpcache._memory import Arena, CudaRegions, Unsettled
+from gdpcache._arena import Arena
+from gdpcache._cuda_regions import CudaRegions
 from gdpcache._operations import SERVICE, Detached, Operation, Stream, parse, unary
 from gdpcache._recent import Recent
+from gdpcache._sharing import Unsettled
 from gdpcache._tensors import TensorView, indices
 from gdpcache.errors import GdpCacheError, NotFoundError, Resource, protocol_error
 from gdpcache.types import (

@@ -10,18 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpcache import _tensors, _wire
-from gdpcache._memory import (
-    Allocation,
-    Block,
-    EventPair,
-    Place,
-    SharingUnavailableError,
-    aligned,
-    may_have_been_done,
-)
+from gdpcache._arena import Block, aligned
+from gdpcache._cuda_regions import Allocation, EventPair
 from gdpcache._operations import SERVICE, Operation, Sleep, Unary
 from gdpcache._prepared import FIELDS, Prepared, Result, finish_expected
 from gdpcache._session import SessionState
+from gdpcache._sharing import Place, SharingUnavailableError, may_have_been_done
 from gdpcache._tensors import TensorView
 from gdpcache.errors import UnavailableError
 from gdpcache.types import Array, PrefillResult, TensorLike, Transport

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gdpcache import _convert, _frames
-from gdpcache._memory import Descriptor
+from gdpcache._arena import Descriptor
 from gdpcache._operations import SERVICE, Blocking, Operation, Sleep, Stream, parse, unary
 from gdpcache._session import SessionState
 from gdpcache._tensors import indices
