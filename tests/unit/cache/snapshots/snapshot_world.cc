@@ -54,6 +54,12 @@ SnapshotOptions SnapshotWorld::DefaultOptions() {
   return options;
 }
 
+SnapshotOptions SnapshotWorld::WriteThrough() {
+  SnapshotOptions options = DefaultOptions();
+  options.write_policy = WritePolicy::kWriteThrough;
+  return options;
+}
+
 SnapshotWorld::SnapshotWorld(Setup setup) {
   std::vector<StoreTier> tiers;
   const auto add = [&](std::unique_ptr<Tier> tier, std::int64_t snapshots) {

@@ -37,6 +37,8 @@ class SnapshotWorld {
     SnapshotOptions options = DefaultOptions();
   };
   static SnapshotOptions DefaultOptions();
+  /// These, but that the store writes through.
+  static SnapshotOptions WriteThrough();
 
   explicit SnapshotWorld(Setup setup);
 
