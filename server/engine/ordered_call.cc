@@ -4,11 +4,13 @@
 #include "server/cache/clock.h"
 #include "server/cache/errors.h"
 #include "server/engine/overload.h"
+#include "server/engine/slot_memory.h"
 
 namespace gdpcache::engine {
 namespace {
 
 constexpr absl::Duration kRetryAfter = absl::Milliseconds(100);
+constexpr std::int64_t kSmallBytes = std::int64_t{512} << 10;  // copied sooner than a worker wakes up
 
 }  // namespace
 
@@ -125,6 +127,11 @@ void OrderedCall::AdvanceLocked(Lock lock, bool may_run_here) {
   }
   environment_.executor.Submit(
       owner(), [self = shared_from_this()](kernels::Stream& stream) { self->StepDone(self->Step(stream)); }, here);
+}
+
+Executor::Here OrderedCall::HereIfFew(std::int64_t slots) const {
+  const bool are_few = slots <= kSmallBytes / SlotBytes(cache().geometry());
+  return are_few && environment_.device_staging == nullptr ? Executor::Here::kAlways : Executor::Here::kNever;
 }
 
 absl::StatusOr<bool> OrderedCall::Step(kernels::Stream& stream) {

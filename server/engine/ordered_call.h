@@ -69,10 +69,8 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   /// Whether the first step, if no other call is ahead, may run on the thread that starts the call, or tells that it is
   /// prepared.
   virtual Executor::Here MayRunHere() const { return Executor::Here::kNever; }
-  /// For a few copies within the cache. A device takes longer for them than the thread may wait.
-  Executor::Here HereIfSmall(bool is_small) const {
-    return is_small && environment_.device_staging == nullptr ? Executor::Here::kAlways : Executor::Here::kNever;
-  }
+  /// For copies of so many slots within the cache. A device takes longer for them than the thread may wait.
+  Executor::Here HereIfFew(std::int64_t slots) const;
 
   /// About how many milliseconds of the workers' time the next step takes, for Admission.
   virtual double StepWork() const { return 1; }
@@ -143,6 +141,13 @@ class OrderedCall : public Call, public std::enable_shared_from_this<OrderedCall
   bool committing_ = false;
   std::optional<absl::Status> failure_;
 };
+
+/// What a call that ends with `status` answers.
+template <typename T>
+absl::StatusOr<T> ResultOr(absl::Status status, T&& result) {
+  if (!status.ok()) return status;
+  return std::forward<T>(result);
+}
 
 /// An ordered call of a single step.
 class OneStepCall : public OrderedCall {

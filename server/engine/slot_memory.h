@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"
 #include "server/cache/cache.h"
@@ -13,8 +12,6 @@
 
 /// The memory of whole slots and whole snapshots, and copies between them.
 namespace gdpcache::engine {
-
-inline constexpr std::int64_t kSmallBytes = std::int64_t{512} << 10;  // moved sooner than a worker wakes up
 
 /// Where a slot may stand: no number of tokens that can be sent counts on from there beyond 2^63.
 inline constexpr std::int64_t kMaxPosition = std::int64_t{1} << 62;

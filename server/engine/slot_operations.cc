@@ -1,6 +1,8 @@
 #include "server/engine/slot_operations.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -45,9 +47,7 @@ class AcquireSlotsCall final : public OneStepCall {
     return Places{AllLayers(cache().geometry()), slots_};
   }
 
-  Executor::Here MayRunHere() const override {
-    return HereIfSmall(count_ <= kSmallBytes / SlotBytes(cache().geometry()));
-  }
+  Executor::Here MayRunHere() const override { return HereIfFew(count_); }
 
   absl::Status Execute(kernels::Stream& stream) override {
     if (absl::Status status = BeginCommit(); !status.ok()) return status;
@@ -62,13 +62,7 @@ class AcquireSlotsCall final : public OneStepCall {
     }
   }
 
-  void Finish(absl::Status status) override {
-    if (status.ok()) {
-      done_(std::move(slots_));
-    } else {
-      done_(std::move(status));
-    }
-  }
+  void Finish(absl::Status status) override { done_(ResultOr(std::move(status), std::move(slots_))); }
 
   const std::int64_t count_;
   SlotsDone done_;
@@ -114,9 +108,7 @@ class ResetSlotsCall final : public OneStepCall {
     return Places{AllLayers(cache().geometry()), slots_};
   }
 
-  Executor::Here MayRunHere() const override {
-    return HereIfSmall(static_cast<std::int64_t>(slots_.size()) <= kSmallBytes / SlotBytes(cache().geometry()));
-  }
+  Executor::Here MayRunHere() const override { return HereIfFew(std::ssize(slots_)); }
 
   absl::Status Execute(kernels::Stream& stream) override {
     if (absl::Status status = BeginCommit(); !status.ok()) return status;
@@ -165,10 +157,7 @@ class CopySlotsCall final : public OneStepCall {
     return Places{AllLayers(cache().geometry()), {named.begin(), named.end()}};
   }
 
-  Executor::Here MayRunHere() const override {
-    return HereIfSmall(static_cast<std::int64_t>(moves_.size() + aside_.size()) <=
-                       kSmallBytes / SlotBytes(cache().geometry()));
-  }
+  Executor::Here MayRunHere() const override { return HereIfFew(std::ssize(moves_) + std::ssize(aside_)); }
 
   absl::Status Execute(kernels::Stream& stream) override {
     std::vector<StagingBuffer> buffers;

@@ -13,15 +13,11 @@ namespace {
 
 using cache::InvalidField;
 
-/// Checks the layers, and spells them out where there are none. The slots are SlotTable's to check.
-absl::Status CompleteSelection(const cache::Geometry& geometry, absl::string_view prefix, SlotSelection& selection) {
-  if (selection.layers.empty()) {
-    selection.layers = AllLayers(geometry);
-    return absl::OkStatus();
-  }
+absl::Status CheckLayers(const cache::Geometry& geometry, absl::string_view prefix,
+                         const std::vector<std::int64_t>& layers) {
   absl::flat_hash_map<std::int64_t, std::size_t> named;
-  for (std::size_t i = 0; i < selection.layers.size(); ++i) {
-    const std::int64_t layer = selection.layers[i];
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const std::int64_t layer = layers[i];
     const std::string field = absl::StrCat(prefix, "layers[", i, "]");
     if (layer < 0 || layer >= geometry.layers) {
       return InvalidField(field, absl::StrCat("is ", layer, "; the cache has ", geometry.layers, " layers"));
@@ -34,9 +30,15 @@ absl::Status CompleteSelection(const cache::Geometry& geometry, absl::string_vie
   return absl::OkStatus();
 }
 
-/// States in a selection; nullopt if there are too many to have different slots.
-absl::StatusOr<std::int64_t> CountStates(const cache::Geometry& geometry, absl::string_view prefix,
-                                         const SlotSelection& selection) {
+/// How many states are selected. Spells the layers out where there are none; the slots are SlotTable's to check, but
+/// for their number, which bounds the result.
+absl::StatusOr<std::int64_t> CompleteSelection(const cache::Geometry& geometry, absl::string_view prefix,
+                                               SlotSelection& selection) {
+  if (selection.layers.empty()) {
+    selection.layers = AllLayers(geometry);
+  } else if (absl::Status status = CheckLayers(geometry, prefix, selection.layers); !status.ok()) {
+    return status;
+  }
   if (static_cast<std::int64_t>(selection.slots.size()) > geometry.slots) {
     return InvalidField(absl::StrCat(prefix, "slots"),
                         absl::StrCat("names ", selection.slots.size(), " slots; the cache has ", geometry.slots));
@@ -59,8 +61,7 @@ absl::StatusOr<std::shared_ptr<SlotReader>> SlotReader::Create(const Environment
                                                                SlotSelection selection, ContentsReady contents,
                                                                StreamPeer& peer, Done done) {
   const cache::Geometry& geometry = context.session->cache()->geometry();
-  if (absl::Status status = CompleteSelection(geometry, "", selection); !status.ok()) return status;
-  const absl::StatusOr<std::int64_t> count = CountStates(geometry, "", selection);
+  const absl::StatusOr<std::int64_t> count = CompleteSelection(geometry, "", selection);
   if (!count.ok()) return count.status();
   const std::int64_t bytes = *count * (geometry.state_bytes() + geometry.auxiliary_bytes);
   const std::int64_t piece = StagingPool::BlockSize(environment.options.segment_bytes);
@@ -156,8 +157,7 @@ absl::StatusOr<std::shared_ptr<SlotWriter>> SlotWriter::Create(const Environment
                                                                const WriteSlotsRequest& request, Done done) {
   const cache::Geometry& geometry = context.session->cache()->geometry();
   SlotSelection selection = request.selection;
-  if (absl::Status status = CompleteSelection(geometry, "contents.", selection); !status.ok()) return status;
-  const absl::StatusOr<std::int64_t> count = CountStates(geometry, "contents.", selection);
+  const absl::StatusOr<std::int64_t> count = CompleteSelection(geometry, "contents.", selection);
   if (!count.ok()) return count.status();
   std::vector<std::int64_t> positions = request.positions;
   if (positions.empty()) positions.resize(*count);

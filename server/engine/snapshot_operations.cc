@@ -1,5 +1,6 @@
 #include "server/engine/snapshot_operations.h"
 
+#include <iterator>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -34,9 +35,7 @@ class SaveSnapshotsCall final : public OneStepCall {
     return Places{AllLayers(cache().geometry()), {slots.begin(), slots.end()}};
   }
 
-  Executor::Here MayRunHere() const override {
-    return HereIfSmall(static_cast<std::int64_t>(saves_.size()) <= kSmallBytes / SlotBytes(cache().geometry()));
-  }
+  Executor::Here MayRunHere() const override { return HereIfFew(std::ssize(saves_)); }
 
   absl::Status Execute(kernels::Stream& stream) override {
     for (std::size_t i = 0; i < saves_.size(); ++i) {
@@ -79,13 +78,7 @@ class SaveSnapshotsCall final : public OneStepCall {
     return absl::OkStatus();
   }
 
-  void Finish(absl::Status status) override {
-    if (status.ok()) {
-      done_(std::move(outcomes_));
-    } else {
-      done_(std::move(status));
-    }
-  }
+  void Finish(absl::Status status) override { done_(ResultOr(std::move(status), std::move(outcomes_))); }
 
   const std::vector<SlotSaveRequest> saves_;
   SavesDone done_;
@@ -157,9 +150,7 @@ class RestoreSnapshotsCall final : public OneStepCall {
     return Places{AllLayers(cache().geometry()), slots_};
   }
 
-  Executor::Here MayRunHere() const override {
-    return HereIfSmall(static_cast<std::int64_t>(slots_.size()) <= kSmallBytes / SlotBytes(cache().geometry()));
-  }
+  Executor::Here MayRunHere() const override { return HereIfFew(std::ssize(slots_)); }
 
   absl::Status Execute(kernels::Stream& stream) override {
     std::vector<kernels::ByteCopy> copies;
@@ -188,13 +179,7 @@ class RestoreSnapshotsCall final : public OneStepCall {
     dropped.swap(fetched_);
   }
 
-  void Finish(absl::Status status) override {
-    if (status.ok()) {
-      done_(std::move(positions_));
-    } else {
-      done_(std::move(status));
-    }
-  }
+  void Finish(absl::Status status) override { done_(ResultOr(std::move(status), std::move(positions_))); }
 
   const std::vector<SlotRestoreRequest> restores_;
   const std::vector<std::int64_t> slots_;  // of all restores

@@ -541,12 +541,6 @@ void StreamedPrefill::LetGo() {
   device_staging_.reset();
 }
 
-void StreamedPrefill::Finish(absl::Status status) {
-  if (status.ok()) {
-    done_(std::move(result_));
-  } else {
-    done_(std::move(status));
-  }
-}
+void StreamedPrefill::Finish(absl::Status status) { done_(ResultOr(std::move(status), std::move(result_))); }
 
 }  // namespace gdpcache::engine
