@@ -24,19 +24,6 @@ std::int64_t MostHeaderBytes(const cache::SnapshotSpace& space) {
   return cache::kMaxSnapshotMetadataBytes + kBytesOfLayer * std::max(space.layers, kLayersOfOthers);
 }
 
-std::vector<cache::SnapshotPart> PartsIn(const cache::SnapshotSpace& space, std::byte* memory) {
-  std::vector<cache::SnapshotPart> parts(static_cast<std::size_t>(space.layers));
-  for (cache::SnapshotPart& part : parts) {
-    part.state = {memory, static_cast<std::size_t>(space.state_bytes())};
-    memory += space.state_bytes();
-  }
-  for (cache::SnapshotPart& part : parts) {
-    part.auxiliary = {memory, static_cast<std::size_t>(space.auxiliary_bytes)};
-    memory += space.auxiliary_bytes;
-  }
-  return parts;
-}
-
 absl::Status NoSuchUpload(const std::string& name) {
   return cache::ResourceError(absl::StatusCode::kNotFound, "upload", name,
                               absl::StrCat("there is no upload ", cache::Quoted(name)));
@@ -276,7 +263,7 @@ absl::Status SnapshotUploads::Transfer::Take(absl::Span<const std::byte> bytes) 
             uploads_->stage_(space.snapshot_bytes(), space.tenant);
         if (!memory.ok()) return memory.status();
         upload.memory = *std::move(memory);
-        upload.parts = PartsIn(space, upload.memory->data());
+        upload.parts = cache::PartsIn(space, upload.memory->data());
       }
       std::vector<kernels::ByteCopy> copies;
       if (absl::Status read = upload.reader.ReadData(bytes, upload.parts, copies); !read.ok()) return read;

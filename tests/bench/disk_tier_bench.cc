@@ -29,6 +29,7 @@
 #include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "server/cache/snapshots/disk_tier.h"
+#include "server/cache/snapshots/snapshot_file.h"
 #include "tests/support/sample_snapshot.h"
 
 namespace gdpcache::bench {
@@ -139,7 +140,7 @@ void MeasureTransfer(const std::string& directory, kernels::Backend& backend, in
   const SampleSnapshot snapshot({space, "0123456789abcdef", 1}, 1);
   const auto bytes = static_cast<double>(snapshot.data().size());
   std::vector<std::byte> memory(snapshot.data().size());
-  const std::vector<cache::SnapshotPart> parts = test::PartsIn(space, memory.data());
+  const std::vector<cache::SnapshotPart> parts = cache::PartsIn(space, memory.data());
   const std::unique_ptr<kernels::Stream> stream = *backend.CreateStream();
   cache::DiskTier::Options options;
   options.directory = directory + "/tier";

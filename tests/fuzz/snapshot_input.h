@@ -44,7 +44,7 @@ struct SnapshotInput {
 /// The file that is written of these data.
 inline std::string FileOf(const cache::SnapshotRecord& record, std::vector<std::byte> data) {
   const absl::StatusOr<std::string> header =
-      cache::EncodeSnapshotHeader(record, test::PartsIn(record.space, data.data()));
+      cache::EncodeSnapshotHeader(record, cache::PartsIn(record.space, data.data()));
   Require(header.ok(), "a record was read that cannot be written");
   return absl::StrCat(*header, absl::string_view(reinterpret_cast<const char*>(data.data()), data.size()));
 }
@@ -64,7 +64,7 @@ inline absl::StatusOr<SnapshotInput> ReadFile(absl::string_view file, std::size_
       // The header has been compared with the size that the file has, so this is no more than that.
       Require(space.snapshot_bytes() <= static_cast<std::int64_t>(file.size()), "more memory than the file has bytes");
       input.data.resize(static_cast<std::size_t>(space.snapshot_bytes()));
-      parts = test::PartsIn(space, input.data.data());
+      parts = cache::PartsIn(space, input.data.data());
     }
     copies.clear();
     if (absl::Status status = reader.ReadData(bytes, parts, copies); !status.ok()) return status;

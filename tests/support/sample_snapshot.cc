@@ -25,7 +25,7 @@ SampleSnapshot::SampleSnapshot(cache::SnapshotRecord record, std::uint64_t seed)
     : record_(std::move(record)), data_(static_cast<std::size_t>(record_.space.snapshot_bytes())) {
   std::mt19937_64 random(seed);
   for (std::byte& byte : data_) byte = static_cast<std::byte>(random() >> 56);
-  parts_ = PartsIn(record_.space, data_.data());
+  parts_ = cache::PartsIn(record_.space, data_.data());
 }
 
 SampleSnapshot::SampleSnapshot(std::uint64_t seed)
@@ -38,20 +38,6 @@ std::string SampleSnapshot::File() const {
   EXPECT_TRUE(header.ok()) << header.status();
   return absl::StrCat(header.value_or(""),
                       absl::string_view(reinterpret_cast<const char*>(data_.data()), data_.size()));
-}
-
-std::vector<cache::SnapshotPart> PartsIn(const cache::SnapshotSpace& space, void* memory) {
-  const auto state_bytes = static_cast<std::size_t>(space.state_bytes());
-  const auto auxiliary_bytes = static_cast<std::size_t>(space.auxiliary_bytes);
-  const auto layers = static_cast<std::size_t>(space.layers);
-  auto* const states = static_cast<std::byte*>(memory);
-  std::byte* const auxiliary = states + layers * state_bytes;
-  std::vector<cache::SnapshotPart> parts;
-  for (std::size_t layer = 0; layer < layers; ++layer) {
-    parts.push_back(
-        {{states + layer * state_bytes, state_bytes}, {auxiliary + layer * auxiliary_bytes, auxiliary_bytes}});
-  }
-  return parts;
 }
 
 }  // namespace gdpcache::test

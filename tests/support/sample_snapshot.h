@@ -38,9 +38,6 @@ class SampleSnapshot {
   std::vector<cache::SnapshotPart> parts_;
 };
 
-/// One part per layer of the space, one behind the other from `memory` on, in a file's order.
-std::vector<cache::SnapshotPart> PartsIn(const cache::SnapshotSpace& space, void* memory);
-
 }  // namespace gdpcache::test
 
 #endif  // GDPCACHE_TESTS_SUPPORT_SAMPLE_SNAPSHOT_H_

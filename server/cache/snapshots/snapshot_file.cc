@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <map>
-#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -243,6 +241,20 @@ absl::Status CheckParts(const SnapshotSpace& space, absl::Span<const SnapshotPar
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<SnapshotPart> PartsIn(const SnapshotSpace& space, void* memory) {
+  std::vector<SnapshotPart> parts(static_cast<std::size_t>(space.layers));
+  auto* next = static_cast<std::byte*>(memory);
+  for (SnapshotPart& part : parts) {
+    part.state = {next, static_cast<std::size_t>(space.state_bytes())};
+    next += space.state_bytes();
+  }
+  for (SnapshotPart& part : parts) {
+    part.auxiliary = {next, static_cast<std::size_t>(space.auxiliary_bytes)};
+    next += space.auxiliary_bytes;
+  }
+  return parts;
 }
 
 void AppendDataRanges(absl::Span<const SnapshotPart> parts, std::int64_t offset, std::int64_t size,

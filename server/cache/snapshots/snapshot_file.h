@@ -52,6 +52,9 @@ absl::Status CheckSameSpace(const SnapshotSpace& actual, const SnapshotSpace& ex
 /// One part per layer, each of the space's sizes; else INTERNAL names the part, for it is the caller's mistake.
 absl::Status CheckParts(const SnapshotSpace& space, absl::Span<const SnapshotPart> parts);
 
+/// One part per layer of the space, one behind the other from `memory` on, in a file's order.
+std::vector<SnapshotPart> PartsIn(const SnapshotSpace& space, void* memory);
+
 /// Appends where the bytes from `offset` to `offset + size` of a file's data lie in `parts`, in the file's order. The
 /// parts must be those of one space, the range inside their data.
 void AppendDataRanges(absl::Span<const SnapshotPart> parts, std::int64_t offset, std::int64_t size,

@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "server/cache/snapshots/disk_tier.h"
+#include "server/cache/snapshots/snapshot_file.h"
 #include "tests/support/heap_backend.h"
 #include "tests/support/process.h"
 #include "tests/support/temporary_directory.h"
@@ -87,7 +88,7 @@ TEST(DiskTierCrashTest, WhatWasStoredIsThereAndRightAndNothingElseIs) {
           const test::SampleSnapshot expected = test::VictimSnapshot(seed);
           std::vector<std::byte> data(expected.data().size());
           ASSERT_EQ(record.space, expected.record().space);
-          const absl::Status loaded = copy->Load(test::PartsIn(record.space, data.data()), *stream);
+          const absl::Status loaded = copy->Load(PartsIn(record.space, data.data()), *stream);
           ASSERT_TRUE(loaded.ok()) << loaded;
           ASSERT_EQ(data, expected.data());
           found.insert(seed);

@@ -8,7 +8,6 @@
 #include "gtest/gtest.h"
 #include "server/cache/snapshots/disk_tier.h"
 #include "tests/support/fault_injecting_file_system.h"
-#include "tests/support/heap_backend.h"
 #include "tests/support/sample_snapshot.h"
 #include "tests/unit/cache/snapshots/disk_tier_fixture.h"
 

@@ -12,6 +12,7 @@
 
 #include "gtest/gtest.h"
 #include "server/cache/snapshots/disk_tier.h"
+#include "server/cache/snapshots/snapshot_file.h"
 #include "tests/support/fault_injecting_file_system.h"
 #include "tests/support/heap_backend.h"
 #include "tests/support/sample_snapshot.h"
@@ -76,7 +77,7 @@ class DiskTierTest : public ::testing::Test {
   /// Loads the copy; OK only when it is `snapshot`.
   absl::Status Load(const TierCopy& copy, const test::SampleSnapshot& snapshot) {
     std::vector<std::byte> data(snapshot.data().size());
-    const std::vector<SnapshotPart> parts = test::PartsIn(snapshot.record().space, data.data());
+    const std::vector<SnapshotPart> parts = PartsIn(snapshot.record().space, data.data());
     if (absl::Status status = copy.Load(parts, *stream_); !status.ok()) return status;
     return data == snapshot.data() ? absl::OkStatus() : absl::InternalError("other content than was stored");
   }

@@ -3,16 +3,15 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include <cerrno>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/cache/snapshots/snapshot_file.h"
 #include "tests/support/fault_injecting_backend.h"
 #include "tests/support/fault_injecting_file_system.h"
 #include "tests/support/file_content.h"
@@ -123,9 +122,9 @@ TEST_F(DiskTierTest, MemoryOfADeviceIsReachedThroughTheBackend) {
       ASSERT_TRUE(device.CopyBytes({{source->data(), snapshot.data().data(), size}}, *stream_).ok());
       ASSERT_TRUE(device.Synchronize(*stream_).ok());
       absl::StatusOr<std::shared_ptr<TierCopy>> copy =
-          (*tier)->Store(snapshot.record(), test::PartsIn(snapshot.record().space, source->data()), *stream_);
+          (*tier)->Store(snapshot.record(), PartsIn(snapshot.record().space, source->data()), *stream_);
       ASSERT_TRUE(copy.ok()) << copy.status();
-      const absl::Status loaded = (*copy)->Load(test::PartsIn(snapshot.record().space, destination->data()), *stream_);
+      const absl::Status loaded = (*copy)->Load(PartsIn(snapshot.record().space, destination->data()), *stream_);
       ASSERT_TRUE(loaded.ok()) << loaded;
       EXPECT_EQ(
           std::memcmp(test::SeparateMemoryBackend::HostAddress(destination->data()), snapshot.data().data(), size), 0);

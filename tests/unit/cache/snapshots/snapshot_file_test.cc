@@ -47,7 +47,7 @@ absl::StatusOr<Taken> Read(absl::string_view file, std::size_t piece, std::int64
     if (parts.empty()) {
       taken.info = reader.info();
       taken.data.resize(static_cast<std::size_t>(taken.info.record.space.snapshot_bytes()));
-      parts = test::PartsIn(taken.info.record.space, taken.data.data());
+      parts = PartsIn(taken.info.record.space, taken.data.data());
     }
     std::vector<kernels::ByteCopy> copies;
     if (absl::Status status = reader.ReadData(bytes, parts, copies); !status.ok()) return status;

@@ -2,7 +2,6 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -9,7 +9,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/cache/errors.h"
 #include "tests/unit/cache/snapshots/snapshot_world.h"
 
 namespace gdpcache::cache {

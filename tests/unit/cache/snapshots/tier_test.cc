@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "server/cache/snapshots/disk_tier.h"
 #include "server/cache/snapshots/memory_tier.h"
+#include "server/cache/snapshots/snapshot_file.h"
 #include "tests/support/fault_injecting_backend.h"
 #include "tests/support/fault_injecting_tier.h"
 #include "tests/support/heap_backend.h"
@@ -75,7 +76,7 @@ class TierTest : public ::testing::TestWithParam<TierUnderTest> {
   }
 
   static std::vector<SnapshotPart> PartsIn(const kernels::Buffer& buffer, const SampleSnapshot& snapshot) {
-    return test::PartsIn(snapshot.record().space, buffer.data());
+    return cache::PartsIn(snapshot.record().space, buffer.data());
   }
 
   static bool Holds(const void* memory, const SampleSnapshot& snapshot) {
