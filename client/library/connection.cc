@@ -3,6 +3,7 @@
 #include <grpc/grpc.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -25,6 +26,8 @@ constexpr int kMaxReceiveBytes = 64 << 20;
 /// caller's memory. The pings themselves stay rarer than the five minutes which servers take without complaint.
 constexpr int kStuckWriteTimeoutMs = 20'000;
 constexpr int kKeepAlivePingMs = 6 * 60 * 1000;
+
+constexpr absl::Duration kDestructorTimeout = absl::Seconds(5);
 
 constexpr absl::string_view kUnix = "unix:";
 
@@ -99,6 +102,10 @@ Connection::Connection(std::string address, const ClientOptions& options, const 
 
 absl::Time Connection::Deadline(const CallOptions& options) const {
   return absl::Now() + options.timeout.value_or(options_.timeout);
+}
+
+CallOptions Connection::DestructorOptions() const {
+  return {.timeout = std::min(options_.timeout, kDestructorTimeout)};
 }
 
 absl::Status Connection::Annotate(const grpc::Status& status) const {

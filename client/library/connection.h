@@ -29,6 +29,9 @@ class Connection {
   /// When a call that starts now has to end.
   absl::Time Deadline(const CallOptions& options) const;
 
+  /// Of what a destructor asks of the server: it does not wait for long where that does not answer.
+  CallOptions DestructorOptions() const;
+
   /// The stub for calls without bulk data.
   v1::StateCache::StubInterface& stub() const { return *stub_; }
 

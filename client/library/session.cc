@@ -1,6 +1,5 @@
 #include "gdpcache/session.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,9 +12,6 @@ namespace gdpcache {
 namespace {
 
 using Stub = v1::StateCache::StubInterface;
-
-/// The most that the destructor waits for a server that does not answer; it frees the slots by itself after the ttl.
-constexpr absl::Duration kDestructorTimeout = absl::Seconds(5);
 
 }  // namespace
 
@@ -30,10 +26,9 @@ Session& Session::operator=(Session&& other) noexcept {
   return *this;
 }
 
+/// A server that does not answer frees the slots by itself after the ttl.
 Session::~Session() {
-  if (impl_ == nullptr) return;
-  const absl::Duration left = impl_->connection->Deadline({}) - absl::Now();
-  Close({.timeout = std::min(left, kDestructorTimeout)}).IgnoreError();
+  if (impl_ != nullptr) Close(impl_->connection->DestructorOptions()).IgnoreError();
 }
 
 const std::string& Session::id() const { return impl_->id; }

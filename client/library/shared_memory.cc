@@ -1,10 +1,8 @@
 #include "gdpcache/shared_memory.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/library/connection.h"
 #include "client/library/memfd.h"
 #include "client/library/session_impl.h"
@@ -14,9 +12,6 @@ namespace gdpcache {
 namespace {
 
 using Stub = v1::StateCache::StubInterface;
-
-/// The most that the destructor waits for a server that does not answer.
-constexpr absl::Duration kDestructorTimeout = absl::Seconds(5);
 
 }  // namespace
 
@@ -78,9 +73,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 }
 
 SharedMemory::~SharedMemory() {
-  if (impl_ == nullptr) return;
-  const absl::Duration left = impl_->connection->Deadline({}) - absl::Now();
-  Release({.timeout = std::min(left, kDestructorTimeout)}).IgnoreError();
+  if (impl_ != nullptr) Release(impl_->connection->DestructorOptions()).IgnoreError();
 }
 
 std::byte* SharedMemory::data() const { return impl_->memory.data(); }
