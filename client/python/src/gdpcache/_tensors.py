@@ -18,6 +18,7 @@ from gdpcache.bfloat16 import numpy_bfloat16
 from gdpcache.types import Array, DataType, TensorLike
 
 _INTEGERS = {int}
+_FLOATS = "float32, float16, bfloat16 (or its bits as uint16), or uint8 for auxiliary bytes"
 
 
 @dataclass(slots=True, eq=False)
@@ -32,10 +33,6 @@ class TensorView:
     source: TensorLike  # as the caller gave it
     data: Array | None  # flat uint8, in memory of the host; None on a GPU
     raw_stream: int | None = None  # see stream; None: torch knows
-
-    @property
-    def on_host(self) -> bool:
-        return self.data is not None
 
     @property
     def stream(self) -> int:
@@ -101,16 +98,13 @@ def view(name: str, value: TensorLike, *, writable: bool = False) -> TensorView:
     )
 
 
-def _data_type(name: str, dtype: str, wanted: str) -> DataType:
+def _data_type(name: str, dtype: str) -> DataType:
     if dtype in ("uint16", "bfloat16"):
         return DataType.BFLOAT16
     try:
         return DataType(dtype)
     except ValueError:
-        raise TypeError(f"{name} has dtype {dtype}; expected {wanted}") from None
-
-
-_FLOATS = "float32, float16, bfloat16 (or its bits as uint16), or uint8 for auxiliary bytes"
+        raise TypeError(f"{name} has dtype {dtype}; expected {_FLOATS}") from None
 
 
 @functools.cache
@@ -160,7 +154,7 @@ def _view_cuda_array(name: str, array: Any, writable: bool) -> TensorView:
     interface = array.__cuda_array_interface__
     kinds = {"f4": "float32", "f2": "float16", "u2": "bfloat16", "V2": "bfloat16", "u1": "uint8"}
     typestr = interface["typestr"]
-    dtype = _data_type(name, kinds.get(typestr[1:], typestr), _FLOATS)
+    dtype = _data_type(name, kinds.get(typestr[1:], typestr))
     shape = tuple(interface["shape"])
     pointer, read_only = interface["data"]
     strides = interface.get("strides")
@@ -181,7 +175,7 @@ def _view_dlpack(name: str, tensor: Any, writable: bool) -> TensorView:
     shown = _dlpack.read(tensor, stream)
     if not shown.contiguous:
         raise ValueError(f"{name} is not contiguous")
-    dtype = _data_type(name, shown.dtype, _FLOATS)
+    dtype = _data_type(name, shown.dtype)
     size = math.prod(shown.shape) * dtype.size
     if on_gpu:
         return TensorView(dtype, shown.shape, size, shown.pointer, shown.owner, tensor, None, stream or 0)
