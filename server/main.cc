@@ -10,7 +10,6 @@
 #include <array>
 #include <atomic>
 #include <climits>
-#include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <memory>

@@ -2,7 +2,6 @@
 #define GDPCACHE_CLIENT_COMMAND_DESCRIBE_H_
 
 #include <ostream>
-#include <vector>
 
 #include "absl/types/span.h"
 #include "gdpcache/cache.h"

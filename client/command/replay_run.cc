@@ -1,7 +1,6 @@
 #include "client/command/replay_run.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>

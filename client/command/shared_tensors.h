@@ -1,7 +1,6 @@
 #ifndef GDPCACHE_CLIENT_COMMAND_SHARED_TENSORS_H_
 #define GDPCACHE_CLIENT_COMMAND_SHARED_TENSORS_H_
 
-#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"

@@ -3,7 +3,6 @@
 
 #include <ostream>
 #include <string>
-#include <vector>
 
 #include "absl/types/span.h"
 #include "gdpcache/snapshot.h"

@@ -1,6 +1,5 @@
 #include "gdpcache/boundary_policy.h"
 
-#include <algorithm>
 #include <set>
 
 #include "absl/strings/str_cat.h"

@@ -9,7 +9,6 @@
 #include "client/library/health.h"
 #include "client/library/session_impl.h"
 #include "client/library/stats.h"
-#include "client/library/status_conversion.h"
 
 namespace gdpcache {
 namespace {

@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace gdpcache::client {

@@ -2,7 +2,6 @@
 
 #include <memory>
 
-#include "client/library/status_conversion.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/completion_queue.h"
 

@@ -1,7 +1,5 @@
 #include "client/library/snapshots.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "client/library/status_conversion.h"
 #include "gdpcache/client.h"

@@ -1,7 +1,6 @@
 #include "gdpcache/tensor.h"
 
 #include <new>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

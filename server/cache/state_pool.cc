@@ -1,6 +1,5 @@
 #include "server/cache/state_pool.h"
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/cache/errors.h"
 

@@ -1,7 +1,6 @@
 #ifndef GDPCACHE_SERVER_CACHE_STATE_POOL_H_
 #define GDPCACHE_SERVER_CACHE_STATE_POOL_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include "server/config/command_line.h"
 
 #include <cstdint>
-#include <utility>
 
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/reflection.h"

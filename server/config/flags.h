@@ -9,7 +9,6 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "kernels/backend.h"
 #include "server/cache/snapshots/snapshot_store.h"
 #include "server/config/byte_size.h"

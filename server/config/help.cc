@@ -1,7 +1,6 @@
 #include "server/config/help.h"
 
 #include <cstddef>
-#include <vector>
 
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/reflection.h"

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
 namespace gdpcache::config {

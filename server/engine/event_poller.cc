@@ -3,7 +3,6 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <iterator>
 #include <utility>
 

@@ -2,7 +2,6 @@
 #define GDPCACHE_SERVER_ENGINE_INPUT_CURSOR_H_
 
 #include <cstdint>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

@@ -1,8 +1,6 @@
 #ifndef GDPCACHE_SERVER_ENGINE_PREFILL_BATCH_H_
 #define GDPCACHE_SERVER_ENGINE_PREFILL_BATCH_H_
 
-#include <memory>
-
 #include "absl/functional/any_invocable.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"

@@ -1,7 +1,6 @@
 #ifndef GDPCACHE_SERVER_ENGINE_SEGMENT_H_
 #define GDPCACHE_SERVER_ENGINE_SEGMENT_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

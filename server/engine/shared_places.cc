@@ -1,6 +1,5 @@
 #include "server/engine/shared_places.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/cache/clock.h"
-#include "server/cache/errors.h"
 #include "server/engine/device_segment.h"
 #include "server/engine/prefill_batch.h"
 #include "server/engine/prefill_snapshots.h"

@@ -2,7 +2,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/control/caches.h"
 #include "server/rpc/control/sessions.h"

@@ -9,7 +9,6 @@
 #include <array>
 #include <cstring>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

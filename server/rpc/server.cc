@@ -235,8 +235,7 @@ absl::Status Server::Listen(const ServerOptions& options) {
     server_ = builder.BuildAndStart();
   }
   if (server_ == nullptr) {
-    std::vector<std::string> addresses = options.listen;
-    return CannotListen(addresses);
+    return CannotListen(options.listen);
   }
   std::vector<std::string> served;
   for (std::size_t n = 0; n < options.listen.size(); ++n) {

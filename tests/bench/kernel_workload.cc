@@ -3,7 +3,6 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "absl/time/clock.h"

@@ -6,9 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "kernels/backend.h"

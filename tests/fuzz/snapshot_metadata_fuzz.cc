@@ -1,7 +1,6 @@
 // The scan of a directory: the metadata at the beginning of a file of some size. The input's last 8 bytes are that
 // size.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

@@ -14,7 +14,6 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "gdpcache/client.h"
 #include "gtest/gtest.h"

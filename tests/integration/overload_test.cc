@@ -6,8 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <map>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"

@@ -12,7 +12,6 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/model/player.h"

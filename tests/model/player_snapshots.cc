@@ -1,6 +1,5 @@
 // What clients do with snapshots.
 
-#include <algorithm>
 #include <fstream>
 #include <utility>
 

@@ -10,7 +10,6 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/memory_sharing.h"

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <string>
 #include <vector>

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <mutex>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -2,7 +2,6 @@
 
 #include <time.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <latch>

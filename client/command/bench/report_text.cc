@@ -1,6 +1,5 @@
 #include "client/command/bench/report_text.h"
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/command/text.h"
 

@@ -1,7 +1,6 @@
 #ifndef GDPCACHE_CLIENT_COMMAND_BENCH_ROUNDS_H_
 #define GDPCACHE_CLIENT_COMMAND_BENCH_ROUNDS_H_
 
-#include <cstdint>
 #include <vector>
 
 #include "absl/functional/function_ref.h"

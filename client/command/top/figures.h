@@ -1,7 +1,6 @@
 #ifndef GDPCACHE_CLIENT_COMMAND_TOP_FIGURES_H_
 #define GDPCACHE_CLIENT_COMMAND_TOP_FIGURES_H_
 
-#include <cstdint>
 #include <optional>
 #include <string>
 

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 
-#include <algorithm>
 #include <array>
 #include <csignal>
 #include <iostream>

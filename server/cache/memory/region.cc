@@ -7,7 +7,6 @@
 #include <sys/vfs.h>
 
 #include <cerrno>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "server/cache/errors.h"

@@ -1,6 +1,5 @@
 #include "server/cache/snapshots/memory_tier.h"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 

@@ -17,7 +17,6 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "server/cache/snapshots/snapshot.h"
 #include "server/cache/snapshots/tier.h"
 

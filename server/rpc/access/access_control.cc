@@ -6,6 +6,7 @@
 #include <grpcpp/security/tls_credentials_options.h>
 #include <spdlog/spdlog.h>
 
+#include <optional>
 #include <set>
 #include <utility>
 

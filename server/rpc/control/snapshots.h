@@ -1,7 +1,6 @@
 #ifndef GDPCACHE_SERVER_RPC_CONTROL_SNAPSHOTS_H_
 #define GDPCACHE_SERVER_RPC_CONTROL_SNAPSHOTS_H_
 
-#include <cstdint>
 #include <memory>
 #include <string>
 

@@ -9,7 +9,6 @@
 #include "gdpcache/v1/snapshot.pb.h"
 #include "server/cache/errors.h"
 #include "server/cache/snapshots/snapshot_file.h"
-#include "server/rpc/call_context.h"
 #include "server/rpc/data/detached_stream.h"
 #include "server/rpc/data_plane.h"
 #include "server/rpc/frame_codec.h"

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "server/engine/streaming.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/data/session_stream.h"

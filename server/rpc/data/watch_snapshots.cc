@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "gdpcache/v1/snapshot.pb.h"
-#include "server/rpc/call_context.h"
 #include "server/rpc/data/detached_stream.h"
 #include "server/rpc/data_plane.h"
 #include "server/rpc/frame_codec.h"

@@ -1,7 +1,6 @@
 #ifndef GDPCACHE_SERVER_RPC_MEMORY_DESCRIPTOR_SOCKET_H_
 #define GDPCACHE_SERVER_RPC_MEMORY_DESCRIPTOR_SOCKET_H_
 
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>

@@ -6,7 +6,6 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
-#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>

@@ -5,9 +5,7 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "tests/reference/random_problem.h"

@@ -5,7 +5,6 @@
 
 #include <memory>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "server/cache/errors.h"

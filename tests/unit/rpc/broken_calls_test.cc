@@ -3,11 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"

@@ -1,6 +1,5 @@
 #include "server/rpc/detached_calls.h"
 
-#include <optional>
 #include <utility>
 #include <vector>
 

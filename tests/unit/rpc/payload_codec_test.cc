@@ -1,6 +1,5 @@
 #include "server/rpc/payload_codec.h"
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>

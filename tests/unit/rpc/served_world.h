@@ -4,7 +4,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>

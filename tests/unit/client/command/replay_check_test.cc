@@ -6,7 +6,6 @@
 #include <limits>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include "client/command/exact_recurrence.h"
 #include "gmock/gmock.h"

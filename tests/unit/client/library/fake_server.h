@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 
 #include "gdpcache/v1/state_cache.grpc.pb.h"
 #include "grpcpp/server.h"

@@ -1,9 +1,6 @@
 #include <atomic>
-#include <chrono>
 #include <future>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "gdpcache/client.h"
 #include "gmock/gmock.h"

@@ -1,7 +1,5 @@
 #include "client/library/status_conversion.h"
 
-#include <string>
-
 #include "absl/strings/cord.h"
 #include "gdpcache/error_details.h"
 #include "gdpcache/v1/prefill.pb.h"

@@ -1,6 +1,5 @@
 #include "client/command/bench/chart.h"
 
-#include <cmath>
 #include <regex>
 #include <string>
 #include <vector>

@@ -2,7 +2,6 @@
 
 #include <signal.h>
 
-#include "absl/time/clock.h"
 #include "gtest/gtest.h"
 
 namespace gdpcache::bench {

@@ -1,7 +1,5 @@
 #include "client/command/top/render.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
