@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -20,6 +21,12 @@ constexpr std::size_t kDeletionsAtOnce = 16;
 
 // Pins end by themselves, watchers go away; there is no telling when.
 constexpr absl::Duration kRetryAfter = absl::Seconds(1);
+
+/// Of a counter that only grows, with what a client can make as large as it likes: it stays at the most there is.
+std::int64_t SumOrMost(std::int64_t count, std::int64_t more) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  return more > kMost - count ? kMost : count + more;
+}
 
 absl::Status NoSuchSnapshot() { return absl::NotFoundError("there is no snapshot of this key"); }
 
@@ -334,7 +341,7 @@ std::optional<SnapshotStore::Lookup> SnapshotStore::LookupPrefix(const SnapshotS
       SnapshotEntry* const entry = SnapshotIndex::Find(*index, hashed[n - 1 - begin]);
       if (entry == nullptr) continue;
       ++state.counters.hits;
-      state.counters.hit_tokens += entry->position;
+      state.counters.hit_tokens = SumOrMost(state.counters.hit_tokens, entry->position);
       state.UseLocked(*entry);
       Lookup lookup;
       lookup.index = static_cast<std::int64_t>(n) - 1;

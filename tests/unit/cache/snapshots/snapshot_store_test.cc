@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -371,6 +372,13 @@ TEST_F(SnapshotStoreTest, TheLongestKeyThatIsThereIsFound) {
   EXPECT_EQ(store_.counters().hits, 1);
   EXPECT_EQ(store_.counters().misses, 2);
   EXPECT_EQ(store_.counters().hit_tokens, 192);
+}
+
+TEST_F(SnapshotStoreTest, TokensFoundAreCountedUpToTheMostThatThereCanBe) {
+  constexpr std::int64_t kFarthest = std::int64_t{1} << 62;  // what a client may say of a slot
+  ASSERT_EQ(world_.Store(1, kFarthest).result, SnapshotResult::kStored);
+  for (int n = 0; n < 3; ++n) ASSERT_NE(world_.Lookup({1}), std::nullopt);
+  EXPECT_EQ(store_.counters().hit_tokens, std::numeric_limits<std::int64_t>::max());
 }
 
 TEST_F(SnapshotStoreTest, AnyOfManyKeysIsFound) {
