@@ -278,7 +278,7 @@ SnapshotLoad& StoreState::LoadLocked(SnapshotEntry& entry) {
   if (entry.load == nullptr) {
     entry.load = std::make_shared<SnapshotLoad>();
     entry.load->entry = entry.shared_from_this();
-    loads.push_back(entry.load);
+    loads.Push(entry.load);
     load_work.notify_one();
   }
   return *entry.load;

@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "server/cache/clock.h"
+#include "server/cache/snapshots/load_queue.h"
 #include "server/cache/snapshots/memory_tier.h"
 #include "server/cache/snapshots/pending_snapshots.h"
 #include "server/cache/snapshots/snapshot_index.h"
@@ -172,7 +173,7 @@ class StoreState {
   std::condition_variable move_work;
   std::condition_variable write_work;
   std::condition_variable idle;
-  std::deque<std::shared_ptr<SnapshotLoad>> loads;
+  LoadQueue loads;
   std::deque<std::shared_ptr<SnapshotEntry>> promotions;
   std::deque<std::shared_ptr<SnapshotEntry>> writes;              // to disk
   std::vector<std::shared_ptr<TierCopy>> removals;                // from disk

@@ -49,8 +49,8 @@ TierMovers::~TierMovers() {
 
   Aftermath aftermath(state_);
   const std::lock_guard lock(state_.mutex);
-  std::vector<std::shared_ptr<SnapshotLoad>> unfinished(state_.loads.begin(), state_.loads.end());
-  state_.loads.clear();
+  std::vector<std::shared_ptr<SnapshotLoad>> unfinished;
+  while (!state_.loads.empty()) unfinished.push_back(state_.loads.Pop());
   for (StoreLevel& level : state_.levels) {
     unfinished.insert(unfinished.end(), level.parked.begin(), level.parked.end());
     level.parked.clear();
@@ -101,9 +101,7 @@ void TierMovers::RunLoader(kernels::Stream& stream) {
       WaitForWork(state_.load_work, lock);
       continue;
     }
-    std::shared_ptr<SnapshotLoad> load = std::move(state_.loads.front());
-    state_.loads.pop_front();
-    Load(std::move(load), stream, lock);
+    Load(state_.loads.Pop(), stream, lock);
   }
   --state_.busy;
 }
@@ -142,7 +140,7 @@ void TierMovers::Load(std::shared_ptr<SnapshotLoad> load, kernels::Stream& strea
     StoreLevel& place = state_.levels[level];
     if (no_room && fits && absl::IsResourceExhausted(result.status())) {
       if (place.left != left_before) {  // there may be room now
-        state_.loads.push_back(std::move(load));
+        state_.loads.Push(std::move(load));
         return;
       }
       if (!load->last_try && !place.stuck && (place.relieving || state_.index.FirstToLeave(level) != nullptr)) {
@@ -451,7 +449,7 @@ void TierMovers::GiveUpReliefLocked(std::size_t level) {
 void TierMovers::RetryParkedLocked(std::size_t level, bool last_try) {
   for (std::shared_ptr<SnapshotLoad>& load : state_.levels[level].parked) {
     load->last_try = last_try;
-    state_.loads.push_back(std::move(load));
+    state_.loads.Push(std::move(load));
     state_.load_work.notify_one();
   }
   state_.levels[level].parked.clear();

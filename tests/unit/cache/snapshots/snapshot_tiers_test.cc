@@ -1,4 +1,7 @@
+#include <atomic>
+#include <cstdint>
 #include <future>
+#include <semaphore>
 #include <string>
 #include <utility>
 #include <vector>
@@ -185,6 +188,34 @@ TEST(SnapshotTiersTest, ConcurrentFetchesShareOneLoad) {
     EXPECT_EQ(fetched->position, 64);
   }
   EXPECT_EQ(world.disk->calls(TierOperation::kLoad), 1);
+}
+
+TEST(SnapshotTiersTest, TenantsTakeTurnsAtTheDisk) {
+  SnapshotWorld world({.device = 20, .disk = 100, .high = 0.2, .low = 0.1});
+  constexpr std::int64_t kMany = 12;  // of them eight, at least, are on disk alone
+  constexpr std::int64_t kLoaders = 2;
+  const SnapshotSpace other = TestSpace("other");
+  ASSERT_EQ(world.Store(1, 64, other).result, SnapshotResult::kStored);
+  world.StoreMany(1, kMany);
+  ASSERT_THAT(world.Tiers(1, other), ElementsAre(kDisk));
+
+  std::counting_semaphore permits(0);
+  std::counting_semaphore arrivals(0);
+  world.disk->BeforeEach(TierOperation::kLoad, [&] {
+    arrivals.release();
+    permits.acquire();
+  });
+  std::atomic<bool> came = false;
+  for (std::int64_t number = 1; number <= kMany; ++number) {
+    world.store->Fetch(TestSpace(), Key(number), [](const auto& fetched) { EXPECT_TRUE(fetched.ok()); });
+  }
+  world.store->Fetch(other, Key(1), [&came](const auto& fetched) { came = fetched.ok(); });
+  // Each loader has begun with one of those who wait for many; of the next two, one is the other's.
+  permits.release(2 * kLoaders);
+  for (std::int64_t n = 0; n < 3 * kLoaders; ++n) arrivals.acquire();
+  EXPECT_TRUE(came);
+  permits.release(kMany);
+  world.store->WaitUntilIdle();
 }
 
 TEST(SnapshotTiersTest, ADamagedSnapshotIsDroppedAndTold) {
