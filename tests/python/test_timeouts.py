@@ -4,6 +4,7 @@ time a call takes tells whether it was its timeout that ended it: the bound is w
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import threading
@@ -165,6 +166,20 @@ def test_a_port_where_nobody_speaks(
             async with gdpcache.AsyncClient(address) as client:
                 with ends_in_time():
                     await call(client)
+
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("timeout", [1e8, 1e10, 1e300, math.inf])
+def test_a_timeout_of_centuries_has_not_passed(timeout: float) -> None:
+    with fake_server({}) as address:
+        with gdpcache.Client(address, timeout=timeout) as client:
+            assert client.server_info().caches
+            assert client.server_info(timeout=timeout).caches
+
+        async def run() -> None:
+            async with gdpcache.AsyncClient(address, timeout=timeout) as client:
+                assert (await client.server_info()).caches
 
         asyncio.run(run())
 

@@ -34,6 +34,10 @@ def address(given: str | None) -> str:
     return text
 
 
+# gRPC tells the time in nanoseconds since 1970: a deadline that is centuries away has passed long ago.
+_LONGEST_SECONDS = 100 * 365 * 86_400
+
+
 class TimeIsUpError(DeadlineExceededError):
     """The time was up before the next step of an operation began: of that step the server knows nothing."""
 
@@ -49,7 +53,8 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        return cls(time.monotonic() + seconds)
+        """Whoever would wait for longer than a lifetime has no deadline."""
+        return cls(time.monotonic() + seconds if seconds < _LONGEST_SECONDS else math.inf)
 
     def remaining(self) -> float | None:
         """Seconds, as gRPC takes them: None without end. Raises when it is over."""
