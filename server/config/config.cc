@@ -25,6 +25,7 @@ using Errors = std::vector<std::string>;
 
 constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
 constexpr ByteSize kMaxMemory{std::int64_t{1} << 50};
+constexpr ByteSize kMaxMessage{1024 * kMebibyte};
 constexpr std::int64_t kAutoRpcMessages = 64;  // that gRPC may keep at least, where nobody says how much it may
 constexpr std::int64_t kMaxThreads = 4'096;
 constexpr std::int64_t kMaxCount = 1'000'000'000;
@@ -59,6 +60,9 @@ void CheckRange(absl::string_view flag, absl::Duration value, absl::Duration lea
                                 absl::FormatDuration(least), " to ", absl::FormatDuration(most)));
 }
 
+// Of the largest message, to be multiplied: what is beyond the most that it may be is only found out later.
+std::int64_t MessageBytes(const Config& config) { return std::min(config.max_message_bytes, kMaxMessage.bytes); }
+
 // What the flags say now.
 Config FromFlags() {
   Config config;
@@ -76,7 +80,7 @@ Config FromFlags() {
   config.max_message_bytes = absl::GetFlag(FLAGS_max_message_size).bytes;
   config.rpc_memory_bytes =
       absl::GetFlag(FLAGS_rpc_memory)
-          .bytes.value_or(std::max(config.staging_memory_bytes, kAutoRpcMessages * config.max_message_bytes));
+          .bytes.value_or(std::max(config.staging_memory_bytes, kAutoRpcMessages * MessageBytes(config)));
   config.shared_memory_bytes = absl::GetFlag(FLAGS_shared_memory).bytes;
   config.max_caches = absl::GetFlag(FLAGS_max_caches);
   config.max_sessions = absl::GetFlag(FLAGS_max_sessions);
@@ -147,12 +151,10 @@ void Validate(const Config& config, Errors& errors) {
   CheckRange("device", absl::GetFlag(FLAGS_device), 0, std::numeric_limits<int>::max(), errors);
   CheckRange("state_memory", absl::GetFlag(FLAGS_state_memory), ByteSize{0}, kMaxMemory, errors);
   CheckRange("staging_memory", absl::GetFlag(FLAGS_staging_memory), ByteSize{kMebibyte}, kMaxMemory, errors);
-  CheckRange("max_message_size", absl::GetFlag(FLAGS_max_message_size), ByteSize{kMebibyte}, ByteSize{1024 * kMebibyte},
-             errors);
-  // Two on their way are the least with which anything goes on.
-  if (config.rpc_memory_bytes > 0) {
-    CheckRange("rpc_memory", ByteSize{config.rpc_memory_bytes}, ByteSize{2 * config.max_message_bytes}, kMaxMemory,
-               errors);
+  CheckRange("max_message_size", absl::GetFlag(FLAGS_max_message_size), ByteSize{kMebibyte}, kMaxMessage, errors);
+  // Two on their way are the least with which anything goes on. What is derived from other sizes is right if they are.
+  if (const std::int64_t given = absl::GetFlag(FLAGS_rpc_memory).bytes.value_or(0); given > 0) {
+    CheckRange("rpc_memory", ByteSize{given}, ByteSize{2 * MessageBytes(config)}, kMaxMemory, errors);
   }
   CheckRange("shared_memory", absl::GetFlag(FLAGS_shared_memory), ByteSize{0}, kMaxMemory, errors);
   CheckRange("max_caches", config.max_caches, 1, kMaxCount, errors);

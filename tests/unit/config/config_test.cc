@@ -23,6 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
+using ::testing::Not;
 
 class ConfigTest : public ::testing::Test {
  protected:
@@ -259,6 +260,16 @@ TEST_F(ConfigTest, EveryMistakeIsReportedAtOnceWithNameAndValue) {
   EXPECT_THAT(errors, HasSubstr("--log-level is 'loud'; it must be debug or info or warning or error\n"));
   EXPECT_THAT(errors, HasSubstr("--allow-insecure is 'maybe'; it must be true or false\n"));
   EXPECT_THAT(errors, HasSubstr("--device needs a value\n"));
+}
+
+TEST_F(ConfigTest, OfASizeBeyondAllMeasureNothingIsDerived) {
+  for (const std::string flag : {"--max-message-size", "--staging-memory"}) {
+    for (const std::string size : {"2305843009213693952", "4611686018427387904", "9223372036854775807"}) {
+      const std::string errors = ParseErrors({absl::StrCat(flag, "=", size)});
+      EXPECT_THAT(errors, HasSubstr(absl::StrCat("gdpcached: ", flag, " is ")));
+      EXPECT_THAT(errors, Not(HasSubstr("--rpc-memory"))) << flag << " " << size;
+    }
+  }
 }
 
 TEST_F(ConfigTest, ValuesOutOfRangeAreRefused) {
