@@ -2,6 +2,7 @@
 #define GDPCACHE_SERVER_RPC_UNARY_CALL_H_
 
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -18,8 +19,9 @@ namespace gdpcache::rpc {
 class UnaryCall final : public UnaryReactor {
  public:
   /// All as for LoggedRpc.
-  UnaryCall(CallLog& log, absl::string_view method, grpc::CallbackServerContext& context)
-      : rpc_(log, method, context) {}
+  UnaryCall(CallLog& log, absl::string_view method, grpc::CallbackServerContext& context) : rpc_(log, method, context) {
+    const std::lock_guard lock(mutex());  // what has been set up is visible to whoever takes it next
+  }
 
   /// What the log is to say of it, before it runs or is answered.
   LoggedRpc& rpc() { return rpc_; }

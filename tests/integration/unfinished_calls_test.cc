@@ -117,6 +117,54 @@ TEST(UnfinishedCalls, WithoutCredentialsAreEndedBeforeTheirMessageIsTakenIn) {
   })) << calls.open();
 }
 
+// One thread takes in what a call says while another one ends it: what they share must be there before. Where the
+// server is built with ThreadSanitizer it tells.
+TEST(UnfinishedCalls, MayBeGivenUpWhileTheyAreTakenIn) {
+  SecureServer server(SecureServer::Transport::kLoopback);
+  const auto channel = test::Connect(server.server().tcp_address());
+  const auto call = [&](const char* method, const google::protobuf::Message& request,
+                        google::protobuf::Message& response) {
+    const test::RawAnswer answer = test::CallRaw(channel, absl::StrCat("/gdpcache.v1.StateCache/", method),
+                                                 request.SerializeAsString(), kEngine.metadata());
+    return answer.status.ok() && response.ParseFromString(answer.bytes);
+  };
+  v1::CreateCacheResponse created;
+  ASSERT_TRUE(call("CreateCache", test::ControlClient::SmallCache("model"), created));
+  v1::OpenSessionRequest open;
+  open.set_cache("model");
+  v1::OpenSessionResponse opened;
+  ASSERT_TRUE(call("OpenSession", open, opened));
+
+  v1::WriteSlotsFrame slots;
+  slots.mutable_header()->set_session("none");
+  v1::PrefillFrame prefill;
+  prefill.mutable_request()->set_session("none");
+  v1::WriteSnapshotRequest snapshot;
+  snapshot.mutable_header()->set_cache("none");
+  v1::RegisterSystemMemoryRequest memory;
+  memory.set_session(opened.session());
+  memory.set_name("memory");
+  const std::pair<const char*, std::string> requests[] = {{"WriteSlots", slots.SerializeAsString()},
+                                                          {"PrefillStream", prefill.SerializeAsString()},
+                                                          {"WriteSnapshot", snapshot.SerializeAsString()},
+                                                          {"RegisterSystemMemory", memory.SerializeAsString()}};
+  for (int round = 0; round < 20; ++round) {
+    HalfSentCalls calls(server.server().tcp_address());
+    for (int n = 0; n < 20; ++n) {
+      for (const auto& [method, request] : requests) {
+        calls.BeginWhole(absl::StrCat("/gdpcache.v1.StateCache/", method), request, kEngine.metadata());
+      }
+    }
+    ASSERT_EQ(test::CheckHealth(channel, ""), 1);  // meanwhile the server begins to read
+    calls.Send(absl::ZeroDuration());
+    calls.Reset();
+  }
+  v1::CloseSessionRequest close;
+  close.set_session(opened.session());
+  v1::CloseSessionResponse closed;
+  EXPECT_TRUE(call("CloseSession", close, closed));
+}
+
 // A message of 16 MiB may become 16 GiB.
 TEST(UnfinishedCalls, ThatAnnounceCompressedMessagesAreEndedBeforeTheyAreTakenIn) {
   const test::ServerProcess server({"--admin=127.0.0.1:0"});

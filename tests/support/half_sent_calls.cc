@@ -115,6 +115,14 @@ void HalfSentCalls::Send(absl::Duration idle) {
   }
 }
 
+void HalfSentCalls::Reset() {
+  constexpr std::uint32_t kCancel = 8;
+  std::string payload;
+  Append(kCancel, 4, payload);
+  for (const auto& [stream, call] : calls_) WriteFrame(kResetStream, 0, stream, payload);
+  calls_.clear();
+}
+
 std::int64_t HalfSentCalls::sent() const {
   std::int64_t sent = 0;
   for (const auto& [stream, call] : calls_) sent += call.sent;

@@ -40,6 +40,9 @@ class HalfSentCalls {
   /// nothing has moved for `idle`.
   void Send(absl::Duration idle = absl::Seconds(1));
 
+  /// Gives up those that the server has not ended.
+  void Reset();
+
   std::size_t begun() const { return begun_; }
   /// Those that the server has not ended.
   std::size_t open() const { return connected_ ? calls_.size() : 0; }

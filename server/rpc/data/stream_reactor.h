@@ -24,7 +24,11 @@ template <typename Reactor>
 class StreamReactor : public Reactor {
  protected:
   StreamReactor(const DataPlane& plane, absl::string_view method, grpc::CallbackServerContext& context)
-      : plane_(plane), context_(context), rpc_(plane.log, method, context) {}
+      : plane_(plane), context_(context), rpc_(plane.log, method, context) {
+    // gRPC makes the map of them when somebody asks first. Later that may be two threads at once: the one that reads
+    // the first frame wants to know who calls, the one that ends the RPC its id.
+    static_cast<void>(context.client_metadata());
+  }
 
   void OnDone() override {
     MeetOthers();
