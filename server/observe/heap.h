@@ -18,8 +18,10 @@ HeapBytes CountHeapBytes();
 
 /// Gives what the heap has free back to the system, if it is much: glibc keeps the pages of a burst for good, since
 /// somewhere above them there is always something small in use. Takes milliseconds, in which threads that allocate
-/// wait, and those that use the memory again get pages anew: for when there is nothing to do.
-void GiveBackFreeMemory();
+/// wait, and those that use the memory again get pages anew: for when there is nothing to do. What has gone back counts
+/// as free for malloc: only when the process has much more again there is anything to look for. False when there was
+/// not. Not to be called by several threads at once.
+bool GiveBackFreeMemory();
 
 }  // namespace gdpcache::observe
 

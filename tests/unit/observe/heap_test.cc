@@ -43,20 +43,23 @@ TEST(Heap, WhatIsAllocatedIsInUseWhatIsFreedIsFreeAndLargeBlocksAreMapped) {
 TEST(FreeMemory, GoesBackToTheSystemThoughSomethingAboveItIsInUse) {
   constexpr std::int64_t kBytes = std::int64_t{128} << 20;
   constexpr std::size_t kPiece = 1'000;
-  std::unique_ptr<char[]> last;
-  std::int64_t before = 0;
-  std::thread([&] {  // the heap of another thread than the main one
-    std::vector<std::unique_ptr<char[]>> pieces;
-    for (std::int64_t bytes = 0; bytes < kBytes; bytes += kPiece) {
-      pieces.push_back(std::make_unique<char[]>(kPiece));  // touches it
-    }
-    last = std::move(pieces.back());
-    before = ResidentBytes();
-  })
-      .join();
-  GiveBackFreeMemory();
-  EXPECT_LT(ResidentBytes(), before - kBytes / 2);
-  EXPECT_EQ(last[0], '\0');
+  std::vector<std::unique_ptr<char[]>> last;
+  for (int burst = 0; burst < 2; ++burst) {
+    std::int64_t before = 0;
+    std::thread([&] {  // the heap of another thread than the main one
+      std::vector<std::unique_ptr<char[]>> pieces;
+      for (std::int64_t bytes = 0; bytes < kBytes; bytes += kPiece) {
+        pieces.push_back(std::make_unique<char[]>(kPiece));  // touches it
+      }
+      last.push_back(std::move(pieces.back()));
+      before = ResidentBytes();
+    })
+        .join();
+    EXPECT_TRUE(GiveBackFreeMemory());
+    EXPECT_LT(ResidentBytes(), before - kBytes / 2);
+    EXPECT_FALSE(GiveBackFreeMemory()) << "it is free still, but gone";
+  }
+  for (const std::unique_ptr<char[]>& piece : last) EXPECT_EQ(piece[0], '\0');
 }
 
 }  // namespace
