@@ -3,18 +3,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <list>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "gdpcache/v1/state_cache.grpc.pb.h"
@@ -291,6 +295,38 @@ TEST(Connections, BeyondTheFileDescriptorsAreRefusedAndTheServerGoesOnListening)
   }
   EXPECT_TRUE(Eventually([&address] { return CheckHealth(Connect(address), "") == 1; }));
   EXPECT_THAT(server.Errors(), HasSubstr("connections are refused"));
+}
+
+/// The numbers of a process's descriptors.
+std::set<int> DescriptorsOf(pid_t process) {
+  std::set<int> numbers;
+  for (const auto& entry : std::filesystem::directory_iterator(absl::StrCat("/proc/", process, "/fd"))) {
+    numbers.insert(std::stoi(entry.path().filename()));
+  }
+  return numbers;
+}
+
+// As clients can have it who hand over memory that they do not register then.
+TEST(Connections, AreRefusedWhileThereIsNoFileDescriptorAndTheServerGoesOnListening) {
+  ServerProcess server;
+  const pid_t process = server.process().pid();
+  std::list<RawConnection> connections;
+  std::set<int> numbers;
+  ASSERT_TRUE(Eventually([&] {
+    connections.emplace_back(server.tcp_address());  // takes the lowest number that is free
+    numbers = DescriptorsOf(process);
+    return *numbers.rbegin() + 1 == std::ssize(numbers);
+  }));
+  rlimit before = {};
+  ASSERT_EQ(prlimit(process, RLIMIT_NOFILE, nullptr, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = numbers.size();
+  ASSERT_EQ(prlimit(process, RLIMIT_NOFILE, &limit, nullptr), 0);
+  for (int n = 0; n < 8; ++n) connections.emplace_back(server.tcp_address());  // more than may have become free
+  connections.back().WaitForEnd();
+  ASSERT_EQ(prlimit(process, RLIMIT_NOFILE, &before, nullptr), 0);
+  EXPECT_EQ(CheckHealth(Connect(server.tcp_address()), ""), 1);
+  EXPECT_THAT(LogOf(server), HasSubstr("connections are refused: there is no file descriptor left"));
 }
 
 TEST(Connections, HaveSoManyCallsAtATime) {
