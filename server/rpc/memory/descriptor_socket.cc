@@ -147,9 +147,10 @@ void DescriptorSocket::Serve() {
 void DescriptorSocket::Accept() {
   Descriptor connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (connection.get() < 0) {
-    if (errno != EMFILE && errno != ENFILE) return;
-    // With no descriptor left for it, the connection would be reported again and again.
-    if (connections_.empty()) {
+    if (errno != EMFILE && errno != ENFILE && errno != EAGAIN) return;
+    // With no descriptor left for it, which the server's accept4 does not tell, the connection would be reported again
+    // and again.
+    if (connections_.empty() || errno == EAGAIN) {
       poll(nullptr, 0, kPauseMs);
     } else {
       connections_.erase(connections_.begin());
