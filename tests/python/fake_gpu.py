@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ class Driver:
         self.notes: list[str] = []
         self.looks = 0  # at events until they have happened
         self.pinned = 0  # address of memory that streams wait for words of
-        self.pins = self.waits = 0  # results of the driver
+        self.pins = self.waits = self.handles = 0  # results of the driver
+        self._contexts = threading.local()
         self._buffers = 0
         self._events = 0
 
@@ -60,7 +62,7 @@ class Driver:
 
     def cuIpcGetEventHandle(self, handle: Any, event: Any) -> int:  # noqa: N802
         handle._obj.reserved = f"event {event.value}".encode()
-        return 0
+        return self.handles
 
     def cuEventRecord(self, event: Any, stream: int) -> int:  # noqa: N802
         self.notes.append(f"{stream} records {event.value}")
@@ -76,6 +78,8 @@ class Driver:
         return 600 if self.looks > 0 else 0
 
     def cuEventDestroy_v2(self, event: Any) -> int:  # noqa: N802
+        if getattr(self._contexts, "depth", 0) == 0:
+            return 201  # and the event is still there
         self.notes.append(f"{event.value} is gone")
         return 0
 
@@ -112,9 +116,11 @@ class Driver:
 
     def cuCtxPushCurrent_v2(self, context: int) -> int:  # noqa: N802
         assert context == 77
+        self._contexts.depth = getattr(self._contexts, "depth", 0) + 1
         return 0
 
     def cuCtxPopCurrent_v2(self, context: Any) -> int:  # noqa: N802
+        self._contexts.depth -= 1
         return 0
 
 

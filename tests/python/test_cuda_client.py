@@ -16,7 +16,7 @@ from fake_server import fake_server
 from waiting import wait_until
 
 import gdpcache
-from gdpcache import InitialState, PrefillCall, Transport
+from gdpcache import InitialState, PrefillCall, Transport, _cuda
 from gdpcache.v1 import memory_pb2
 
 driver, server, session = fake_gpu.driver, fake_gpu.server, fake_gpu.session
@@ -150,6 +150,73 @@ def test_events_that_the_server_has_no_room_for_leave_the_other_transports(
         with pytest.raises(gdpcache.UnavailableError, match=r"cuda_ipc was asked for: .*10,000 regions"):
             other.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE, transport="cuda_ipc"))
         wait_until(lambda: driver.notes == ["1 is gone", "2 is gone"])
+
+
+def test_events_that_other_processes_cannot_open_leave_the_other_transports_and_no_event(
+    driver: Driver, session: gdpcache.Session
+) -> None:
+    driver.handles = 801
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE, transport="cuda_ipc")
+    with pytest.raises(gdpcache.UnavailableError, match=r"cuda_ipc was asked for: cuIpcGetEventHandle: refused"):
+        session.prefill(call)
+    gc.collect()
+    driver.handles = 0
+    assert session.prefill(call).transport is Transport.CUDA_IPC
+    assert driver.notes == ["1 is gone", f"{STREAM} records 2", "prefill", f"{STREAM} waits for 3"]
+
+
+def test_the_end_of_a_session_destroys_its_events(driver: Driver, server: Server) -> None:
+    with fake_server(server.handlers()) as address, gdpcache.Client(address) as client:
+        session = client.open_session("fake")
+        session.prefill(call_of(driver, MEBIBYTE, 2 * MEBIBYTE))
+        assert not [note for note in driver.notes if "gone" in note]
+        session.close()
+        assert driver.notes[-2:] == ["1 is gone", "2 is gone"]
+        del session
+        gc.collect()
+        assert not _cuda._left
+
+
+def test_the_end_of_a_session_during_its_call_destroys_the_calls_events_too(
+    driver: Driver, server: Server
+) -> None:
+    answers = threading.Event()
+    server.fail = lambda context: answers.wait(60)
+    with fake_server(server.handlers()) as address, gdpcache.Client(address) as client:
+        session = client.open_session("fake")
+        call = threading.Thread(target=session.prefill, args=(call_of(driver, MEBIBYTE, 2 * MEBIBYTE),))
+        call.start()
+        wait_until(lambda: len(server.requests) == 1)
+        session.close()
+        assert not [note for note in driver.notes if "gone" in note]
+        answers.set()
+        call.join()
+        assert driver.notes[-2:] == ["1 is gone", "2 is gone"]
+
+
+def test_events_of_a_session_that_is_never_closed_are_destroyed_with_the_next(
+    driver: Driver, server: Server
+) -> None:
+    call = call_of(driver, MEBIBYTE, 2 * MEBIBYTE)
+    with fake_server(server.handlers()) as address, gdpcache.Client(address) as client:
+        first = client.open_session("fake")
+        first.prefill(call)
+        state = weakref.ref(first._state)
+        del first
+
+        def is_gone() -> bool:
+            gc.collect()
+            return state() is None
+
+        wait_until(is_gone)  # its thread, which renews it, has to hear of it
+        assert not [note for note in driver.notes if "gone" in note], "by the collector"
+        server.regions.clear()
+        with client.open_session("fake") as second:
+            second.prefill(call)
+            gone = [note for note in driver.notes if "gone" in note]
+            assert sorted(gone) == ["1 is gone", "2 is gone"]
+        assert driver.notes[-2:] == ["3 is gone", "4 is gone"]
+    assert not _cuda._left
 
 
 def test_memory_of_the_gpu_needs_a_server_that_says_who_is_there(driver: Driver, server: Server) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,11 @@ _WAIT_GEQ = 0
 
 
 _WAIT_VALUE = "cuStreamWaitValue32_v2"  # which drivers before 11.7 lack
+
+# Events that nobody has closed, each with its context: as those of a session that was never closed. To destroy them is
+# nothing for the collector: it comes at any time, also while another thread keeps the driver to itself.
+_left: deque[tuple[int, ctypes.c_void_p]] = deque()
+os.register_at_fork(after_in_child=_left.clear)  # they are the parent's
 
 
 class CudaError(RuntimeError):
@@ -80,15 +88,15 @@ class Context:
     threads at once."""
 
     def __init__(self, pointer: int) -> None:
-        self._context = _attribute(pointer, _ATTRIBUTE_CONTEXT, ctypes.c_void_p())
+        self.handle: int = _attribute(pointer, _ATTRIBUTE_CONTEXT, ctypes.c_void_p())
         self._pushed = False
 
     def __enter__(self) -> None:
         current = ctypes.c_void_p()
         _driver().cuCtxGetCurrent(ctypes.byref(current))
-        self._pushed = current.value != self._context
+        self._pushed = current.value != self.handle
         if self._pushed:
-            _check(_driver().cuCtxPushCurrent_v2(self._context), "cuCtxPushCurrent")
+            _check(_driver().cuCtxPushCurrent_v2(self.handle), "cuCtxPushCurrent")
 
     def __exit__(self, *error: object) -> None:
         if self._pushed:
@@ -132,14 +140,34 @@ def memory_handle(base: int) -> bytes:
     return bytes(handle)
 
 
+def _destroy(context: int, event: ctypes.c_void_p) -> None:
+    """On whatever thread; not if the context is gone, and the event with it."""
+    if _driver().cuCtxPushCurrent_v2(context) == 0:
+        _driver().cuEventDestroy_v2(event)
+        _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def _destroy_left() -> None:
+    while True:
+        try:
+            context, event = _left.popleft()
+        except IndexError:
+            return
+        _destroy(context, event)
+
+
 class Event:
-    """An event that the server can wait for and record."""
+    """An event that the server can wait for and record. One that is not closed is destroyed with a later one."""
 
     def __init__(self, context: Context) -> None:
+        _destroy_left()
         self._event = ctypes.c_void_p()
         with context:
             flags = _EVENT_DISABLE_TIMING | _EVENT_INTERPROCESS
             _check(_driver().cuEventCreate(ctypes.byref(self._event), flags), "cuEventCreate")
+        self._context = context.handle
+        self._leave = weakref.finalize(self, _left.append, (self._context, self._event))
+        self._leave.atexit = False
         handle = _Handle()
         _check(_driver().cuIpcGetEventHandle(ctypes.byref(handle), self._event), "cuIpcGetEventHandle")
         self.handle = bytes(handle)
@@ -160,7 +188,9 @@ class Event:
         return True
 
     def close(self) -> None:
-        _driver().cuEventDestroy_v2(self._event)
+        if self._leave.detach() is not None:
+            _destroy(self._context, self._event)
+        _destroy_left()
 
 
 class PinnedMemory:

@@ -89,6 +89,7 @@ class CudaRegions:
         self._lock = threading.Lock()
         self._allocations: list[Allocation] = []  # by address, ascending; replaced when it changes
         self._pairs: list[EventPair] = []  # those not in use
+        self._closed = False
         self._names = 0
 
     def _number(self) -> int:
@@ -165,7 +166,10 @@ class CudaRegions:
         with self._lock:
             if self._pairs:
                 return self._pairs.pop()
-        pair = EventPair(pointer, self._number())
+        try:
+            pair = EventPair(pointer, self._number())
+        except _cuda.CudaError as error:
+            raise SharingUnavailableError(str(error)) from error
         try:
             for name, event in ((pair.ready_event, pair.ready), (pair.done_event, pair.done)):
                 token = yield Blocking(self._token)
@@ -183,7 +187,10 @@ class CudaRegions:
 
     def give_events(self, pair: EventPair) -> None:
         with self._lock:
-            self._pairs.append(pair)
+            if not self._closed:
+                self._pairs.append(pair)
+                return
+        pair.close()
 
     def retire(self, names: set[str], pair: EventPair, keep: object) -> Operation[None]:
         """After a call whose end is not known: the memory is registered anew when it is used again, and `keep` is kept
@@ -193,8 +200,10 @@ class CudaRegions:
         yield Detached(let_go(self._session, names, keep, self._unsettled.begin(), pair), LETTING_GO, GRACE)
 
     def close(self) -> None:
-        """When the session has ended, and with it what the server knew of these events."""
+        """When the session has ended, and with it what the server knew of these events. Those of calls that are not
+        over here yet go with them."""
         with self._lock:
+            self._closed = True
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
             pair.close()
