@@ -296,6 +296,7 @@ class CudaBackend final : public Backend {
   DeviceLimits limits_;
   DeviceInfo info_;
   DeviceMemory memory_;
+  CudaEventPool events_;
   CudaMemorySharing sharing_;
   std::optional<TensorMapEncoder> encoder_;  // on compute capability 9.0
 };
@@ -567,18 +568,18 @@ absl::StatusOr<std::unique_ptr<Event>> CudaBackend::Record(Stream& stream) {
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
   const absl::StatusOr<cudaStream_t> last = static_cast<CudaStream&>(stream).Last();
   if (!last.ok()) return last.status();
-  return CudaEvent::Record(*last);
+  return CudaEvent::Record(*last, events_);
 }
 
 absl::Status CudaBackend::Wait(Event& event) {
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
-  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(static_cast<CudaEvent&>(event).get()));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(static_cast<CudaEvent&>(event).Wait());
   return absl::OkStatus();
 }
 
 absl::StatusOr<bool> CudaBackend::HasHappened(Event& event) {
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
-  const cudaError_t state = cudaEventQuery(static_cast<CudaEvent&>(event).get());
+  const cudaError_t state = static_cast<CudaEvent&>(event).Query();
   if (state == cudaErrorNotReady) {
     cudaGetLastError();  // no error, but it would be taken for one later
     return false;
@@ -589,8 +590,7 @@ absl::StatusOr<bool> CudaBackend::HasHappened(Event& event) {
 
 absl::Status CudaBackend::Await(Event& event, Stream& stream) {
   if (absl::Status status = MakeCurrent(); !status.ok()) return status;
-  GDPCACHE_RETURN_IF_CUDA_ERROR(
-      cudaStreamWaitEvent(static_cast<CudaStream&>(stream).get(), static_cast<CudaEvent&>(event).get(), 0));
+  GDPCACHE_RETURN_IF_CUDA_ERROR(static_cast<CudaEvent&>(event).LetWait(static_cast<CudaStream&>(stream).get()));
   return absl::OkStatus();
 }
 

@@ -123,15 +123,62 @@ absl::Status CudaStream::Release(Scratch* scratch) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Record(cudaStream_t stream) {
-  std::unique_ptr<CudaEvent> event(new CudaEvent);
-  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&event->event_, cudaEventDisableTiming));
+CudaEventPool::~CudaEventPool() {
+  for (cudaEvent_t event : kept_) cudaEventDestroy(event);  // an error has nowhere to go
+}
+
+absl::StatusOr<cudaEvent_t> CudaEventPool::Take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!kept_.empty()) {
+      cudaEvent_t event = kept_.back();
+      kept_.pop_back();
+      return event;
+    }
+  }
+  cudaEvent_t event = nullptr;
+  GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  return event;
+}
+
+void CudaEventPool::GiveBack(cudaEvent_t event) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (kept_.size() < kMostKept) {
+      kept_.push_back(event);
+      return;
+    }
+  }
+  cudaEventDestroy(event);
+}
+
+absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Record(cudaStream_t stream, CudaEventPool& pool) {
+  const absl::StatusOr<cudaEvent_t> taken = pool.Take();
+  if (!taken.ok()) return taken.status();
+  std::unique_ptr<CudaEvent> event(new CudaEvent(*taken, pool));
+  event->is_sound_ = false;
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaEventRecord(event->event_, stream));
+  event->is_sound_ = true;
   return event;
 }
 
 CudaEvent::~CudaEvent() {
-  if (event_ != nullptr) cudaEventDestroy(event_);  // an error has nowhere to go
+  if (is_sound_) {
+    pool_.GiveBack(event_);
+  } else {
+    cudaEventDestroy(event_);
+  }
+}
+
+cudaError_t CudaEvent::Wait() { return Checked(cudaEventSynchronize(event_)); }
+
+cudaError_t CudaEvent::Query() { return Checked(cudaEventQuery(event_)); }
+
+cudaError_t CudaEvent::LetWait(cudaStream_t stream) { return Checked(cudaStreamWaitEvent(stream, event_, 0)); }
+
+cudaError_t CudaEvent::Checked(cudaError_t error) {
+  if (error != cudaSuccess && error != cudaErrorNotReady) is_sound_ = false;
+  return error;
 }
 
 }  // namespace gdpcache::kernels::cuda

@@ -3,8 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -85,18 +87,46 @@ class CudaStream final : public Stream {
   std::size_t oldest_ = 0;
 };
 
-class CudaEvent final : public Event {
+/// CUDA events to be recorded again: making one takes locks of the driver that other threads may hold for long.
+/// Thread-safe.
+class CudaEventPool {
  public:
-  /// An event behind what `stream` has been given; its device must be current.
-  static absl::StatusOr<std::unique_ptr<CudaEvent>> Record(cudaStream_t stream);
-  ~CudaEvent() override;
+  CudaEventPool() = default;
+  CudaEventPool(const CudaEventPool&) = delete;
+  CudaEventPool& operator=(const CudaEventPool&) = delete;
+  ~CudaEventPool();
 
-  cudaEvent_t get() const { return event_; }
+  /// One that nobody uses. The device must be current.
+  absl::StatusOr<cudaEvent_t> Take();
+  /// No thread waits for it any more. Streams may: what they wait for is what it was recorded behind when they were
+  /// told to, whatever it is recorded behind later.
+  void GiveBack(cudaEvent_t event);
 
  private:
-  CudaEvent() = default;
+  static constexpr std::size_t kMostKept = 64;  // launches under way at once
 
-  cudaEvent_t event_ = nullptr;
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> kept_;
+};
+
+/// All need the device to be current.
+class CudaEvent final : public Event {
+ public:
+  /// An event behind what `stream` has been given. The pool must outlive it.
+  static absl::StatusOr<std::unique_ptr<CudaEvent>> Record(cudaStream_t stream, CudaEventPool& pool);
+  ~CudaEvent() override;
+
+  cudaError_t Wait();
+  cudaError_t Query();
+  cudaError_t LetWait(cudaStream_t stream);
+
+ private:
+  CudaEvent(cudaEvent_t event, CudaEventPool& pool) : event_(event), pool_(pool) {}
+  cudaError_t Checked(cudaError_t error);
+
+  const cudaEvent_t event_;
+  CudaEventPool& pool_;
+  std::atomic<bool> is_sound_ = true;  // nothing has failed with it: it can be used again
 };
 
 }  // namespace gdpcache::kernels::cuda

@@ -383,6 +383,63 @@ TEST_P(MemoryTest, StreamsThatAwaitAnEventOfAnotherComeBehindItsWork) {
   }
 }
 
+TEST_P(MemoryTest, EventsThatGoBeforeTheyHaveHappenedAreStillWaitedForWhateverIsRecordedNext) {
+  constexpr int kRounds = 10;
+  const std::vector<std::byte> zeros(std::size_t{1} << 23);
+  const auto source = Place(std::vector<std::byte>(zeros.size(), std::byte{0x42}));
+  const kernels::Buffer between = Allocate(zeros.size());
+  const auto to = Place(zeros);
+  auto other = backend().CreateStream();
+  auto idle = backend().CreateStream();
+  ASSERT_TRUE(other.ok() && idle.ok());
+  for (int round = 0; round < kRounds; ++round) {
+    ASSERT_TRUE(backend().ZeroBytes({{to->data(), zeros.size()}}, stream()).ok());
+    for (int copy = 0; copy < 8; ++copy) {
+      ASSERT_TRUE(backend().ZeroBytes({{between.data(), zeros.size()}}, stream()).ok());
+      ASSERT_TRUE(backend().CopyBytes({{between.data(), source->data(), zeros.size()}}, stream()).ok());
+    }
+    {
+      auto event = backend().Record(stream());
+      ASSERT_TRUE(event.ok()) << event.status();
+      ASSERT_TRUE(backend().Await(**event, **other).ok());
+    }
+    ASSERT_TRUE(backend().CopyBytes({{to->data(), between.data(), zeros.size()}}, **other).ok());
+    for (int later = 0; later < 8; ++later) ASSERT_TRUE(backend().Record(**idle).ok());
+    const auto last = backend().Record(**other);
+    ASSERT_TRUE(last.ok()) << last.status();
+    ASSERT_TRUE(backend().Wait(**last).ok());
+    ASSERT_TRUE(to->Download() == source->Download()) << round;
+  }
+}
+
+TEST_P(MemoryTest, EventsOfManyThreadsAtOnceAreEachOfItsOwnStream) {
+  constexpr std::size_t kBytes = std::size_t{1} << 20;
+  std::vector<std::thread> threads;
+  for (int n = 0; n < 8; ++n) {
+    threads.emplace_back([this, n] {
+      auto own = backend().CreateStream();
+      ASSERT_TRUE(own.ok()) << own.status();
+      const kernels::Buffer device = Allocate(kBytes);
+      const kernels::Buffer in = Allocate(kBytes, MemoryKind::kHost);
+      const kernels::Buffer out = Allocate(kBytes, MemoryKind::kHost);
+      std::vector<std::unique_ptr<kernels::Event>> events;
+      for (int round = 1; round <= 60; ++round) {
+        const int value = (8 * round + n) % 251;
+        std::memset(in.data(), value, kBytes);
+        ASSERT_TRUE(backend().CopyBytes({{device.data(), in.data(), kBytes}}, **own).ok());
+        ASSERT_TRUE(backend().CopyBytes({{out.data(), device.data(), kBytes}}, **own).ok());
+        auto event = backend().Record(**own);
+        ASSERT_TRUE(event.ok()) << event.status();
+        ASSERT_TRUE(backend().Wait(**event).ok());
+        ASSERT_EQ(out.bytes()[kBytes - 1], static_cast<std::byte>(value));
+        events.push_back(*std::move(event));
+        if (round % 20 == 0) events.clear();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST_P(MemoryTest, AStreamWritesAValueBehindItsWorkIntoPinnedMemory) {
   kernels::MemorySharing* const sharing = backend().memory_sharing();
   if (sharing == nullptr) GTEST_SKIP() << "all memory is the host's";
