@@ -28,6 +28,7 @@
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/cache/errors.h"
+#include "server/cache/task_thread.h"
 #include "server/config/build_info.h"
 #include "server/config/config.h"
 #include "server/engine/engine.h"
@@ -202,8 +203,10 @@ absl::Status Serve(const config::Config& config) {
   absl::StatusOr<std::unique_ptr<cache::SnapshotStore>> snapshots =
       OpenSnapshots(config.snapshots, backend, clock, share);
   if (!snapshots.ok()) return snapshots.status();
-  cache::Catalog catalog(backend, clock, limits,
-                         [&store = **snapshots](cache::SessionKey session) { store.EndSession(session); });
+  cache::TaskThread memory_thread;
+  cache::Catalog catalog(
+      backend, clock, limits, [&store = **snapshots](cache::SessionKey session) { store.EndSession(session); },
+      &memory_thread);
   if (absl::Status status = CreateConfiguredCaches(config, catalog); !status.ok()) return status;
 
   engine::EngineOptions engine_options;
@@ -211,7 +214,7 @@ absl::Status Serve(const config::Config& config) {
   engine_options.max_unary_output_bytes = config.max_message_bytes;
   engine_options.admission = {.max_calls = config.max_calls, .max_wait = config.max_queue_wait};
   absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
-      engine::Engine::Create(backend, engine_options, snapshots->get(), report_loss);
+      engine::Engine::Create(backend, engine_options, snapshots->get(), report_loss, &memory_thread);
   if (!engine.ok()) return engine.status();
 
   rpc::ServerOptions server_options;
@@ -248,7 +251,7 @@ absl::Status Serve(const config::Config& config) {
     endpoint = *std::move(started);
   }
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
-      rpc::Server::Start(server_options, device, catalog, **engine, **snapshots, clock, metrics);
+      rpc::Server::Start(server_options, device, catalog, **engine, **snapshots, memory_thread, clock, metrics);
   if (!server.ok()) return server.status();
   rpc::DeadlineThread free_memory(clock, [&clock, &admission = (*engine)->admission()] {
     if (admission.calls() == 0) observe::GiveBackFreeMemory();

@@ -102,14 +102,17 @@ struct Catalog::Holding {
 };
 
 Catalog::Catalog(kernels::Backend& backend, const Clock& clock, const CatalogLimits& limits,
-                 std::function<void(SessionKey)> on_session_end)
+                 std::function<void(SessionKey)> on_session_end, TaskThread* thread)
     : backend_(backend),
       clock_(clock),
       limits_(limits),
       on_session_end_(std::move(on_session_end)),
+      thread_(thread),
       budget_(std::make_shared<MemoryBudget>(limits.state_memory_bytes)) {}
 
-Catalog::~Catalog() = default;
+Catalog::~Catalog() {
+  if (thread_ != nullptr) thread_->Finish();
+}
 
 std::shared_ptr<Cache> Catalog::CacheOf(const Entry& entry) {
   // Whoever holds the cache holds its memory charge, too.
@@ -163,6 +166,7 @@ absl::StatusOr<Catalog::Created> Catalog::CreateCache(const CacheSpec& spec, abs
   absl::StatusOr<std::shared_ptr<Cache>> cache = Cache::Create(backend_, spec);
   if (!cache.ok()) return cache.status();
   entry.holding->cache = *std::move(cache);
+  if (thread_ != nullptr) entry.holding = thread_->EndHere(std::move(entry.holding));
 
   Created created{CacheOf(entry), 0, true};
   const std::lock_guard lock(mutex_);
@@ -406,18 +410,25 @@ absl::AnyInvocable<void()> Catalog::Finisher(std::shared_ptr<Session> session, a
     if (on_session_end_) on_session_end_(session->key());
     session->cache()->slots().ReleaseAll(session->key());
     session->GiveBackAllSlots();
-    session->regions().Close();
-    std::vector<absl::AnyInvocable<void()>> on_no_sessions;
-    {
-      const std::lock_guard lock(mutex_);
-      living_.erase(session->key());
-      if (const auto own = tenants_.find(session->tenant()); --own->second.sessions == 0) tenants_.erase(own);
-      if (living_.empty()) on_no_sessions.swap(on_no_sessions_);
-    }
-    session.reset();
-    on_closed();
-    for (absl::AnyInvocable<void()>& callback : on_no_sessions) callback();  // `this` may be gone after the first
+    if (thread_ == nullptr) return Forget(std::move(session), std::move(on_closed));
+    thread_->Run([this, session = std::move(session), on_closed = std::move(on_closed)]() mutable {
+      Forget(std::move(session), std::move(on_closed));
+    });
   };
+}
+
+void Catalog::Forget(std::shared_ptr<Session> session, absl::AnyInvocable<void()> on_closed) {
+  session->regions().Close();
+  std::vector<absl::AnyInvocable<void()>> on_no_sessions;
+  {
+    const std::lock_guard lock(mutex_);
+    living_.erase(session->key());
+    if (const auto own = tenants_.find(session->tenant()); --own->second.sessions == 0) tenants_.erase(own);
+    if (living_.empty()) on_no_sessions.swap(on_no_sessions_);
+  }
+  session.reset();
+  on_closed();
+  for (absl::AnyInvocable<void()>& callback : on_no_sessions) callback();  // `this` may be gone after the first
 }
 
 }  // namespace gdpcache::cache

@@ -23,6 +23,7 @@
 #include "server/cache/clock.h"
 #include "server/cache/memory_budget.h"
 #include "server/cache/session.h"
+#include "server/cache/task_thread.h"
 
 namespace gdpcache::cache {
 
@@ -44,9 +45,11 @@ struct CatalogLimits {
 /// it.
 class Catalog {
  public:
-  /// `on_session_end` runs once for each session, when its calls have ended and before its slots count as free.
+  /// `on_session_end` runs once for each session, when its calls have ended and before its slots count as free. Memory
+  /// of sessions and caches goes on `thread`, which must outlive them and the catalog; nullptr: on whichever thread
+  /// uses it last.
   Catalog(kernels::Backend& backend, const Clock& clock, const CatalogLimits& limits,
-          std::function<void(SessionKey)> on_session_end = nullptr);
+          std::function<void(SessionKey)> on_session_end = nullptr, TaskThread* thread = nullptr);
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
   ~Catalog();  // every session must have ended
@@ -59,9 +62,9 @@ class Catalog {
   /// Errors as cache.proto and state_cache.proto say. `tenant` is who makes it; empty: the server itself.
   absl::StatusOr<Created> CreateCache(const CacheSpec& spec, absl::string_view tenant = "");
   absl::StatusOr<std::shared_ptr<Cache>> FindCache(absl::string_view name) const;
-  /// The name is free at once; `on_deleted` runs once when the memory is, maybe before the call returns and on whatever
-  /// thread lets go of the cache last, so it must be short and take no lock that a user of the cache may hold. It does
-  /// not run after an error.
+  /// The name is free at once; `on_deleted` runs once when the memory is, maybe before the call returns and on the
+  /// thread that the cache goes on, so it must be short and take no lock that a user of the cache may hold. It does not
+  /// run after an error.
   absl::Status DeleteCache(absl::string_view name, bool force, absl::AnyInvocable<void()> on_deleted);
 
   struct CacheSummary {
@@ -76,8 +79,8 @@ class Catalog {
                                                        std::string tenant = std::string(kDefaultTenant));
   /// Also renews the session's lease. To another tenant than its own it is NOT_FOUND, like one that never was.
   absl::StatusOr<std::shared_ptr<Session>> FindSession(absl::string_view id, absl::string_view tenant);
-  /// Ends the session; `on_closed` runs once its calls have ended and its slots are free, maybe before the call
-  /// returns; not after an error.
+  /// Ends the session; `on_closed` runs once its calls have ended, its slots are free and its regions have been let go
+  /// of, maybe before the call returns; not after an error.
   absl::Status CloseSession(absl::string_view id, absl::string_view tenant, absl::AnyInvocable<void()> on_closed);
   struct Holder {
     std::string client_name;
@@ -132,12 +135,14 @@ class Catalog {
   Removed RemoveLocked(std::shared_ptr<Session> session);
   void End(const Removed& removed, absl::AnyInvocable<void()> on_closed);
   absl::AnyInvocable<void()> Finisher(std::shared_ptr<Session> session, absl::AnyInvocable<void()> on_closed);
+  void Forget(std::shared_ptr<Session> session, absl::AnyInvocable<void()> on_closed);
   absl::Status CheckServingLocked() const;
 
   kernels::Backend& backend_;
   const Clock& clock_;
   const CatalogLimits limits_;
   const std::function<void(SessionKey)> on_session_end_;
+  TaskThread* const thread_;
   const std::shared_ptr<MemoryBudget> budget_;  // shared with the caches, which may outlive the catalog
 
   std::mutex create_mutex_;  // one creation at a time; taken before mutex_

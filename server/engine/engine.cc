@@ -17,11 +17,11 @@ EngineOptions Fitted(EngineOptions options) {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(kernels::Backend& backend, const EngineOptions& options,
                                                        cache::SnapshotStore* snapshots,
-                                                       DeviceLostCallback on_device_lost) {
+                                                       DeviceLostCallback on_device_lost, cache::TaskThread* thread) {
   absl::StatusOr<std::unique_ptr<Executor>> executor = Executor::Create(backend, options.workers);
   if (!executor.ok()) return executor.status();
   return std::unique_ptr<Engine>(
-      new Engine(backend, Fitted(options), snapshots, *std::move(executor), std::move(on_device_lost)));
+      new Engine(backend, Fitted(options), snapshots, *std::move(executor), std::move(on_device_lost), thread));
 }
 
 Engine::~Engine() {

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "server/cache/task_thread.h"
 #include "server/engine/admission.h"
 #include "server/engine/call.h"
 #include "server/engine/environment.h"
@@ -33,10 +34,11 @@ namespace gdpcache::engine {
 /// goes; it waits for what those that were told of early have left under way.
 class Engine {
  public:
-  /// Without `snapshots` calls that want some are UNIMPLEMENTED.
+  /// Without `snapshots` calls that want some are UNIMPLEMENTED. `thread`, which must outlive the engine, gives staging
+  /// memory back; nullptr: whoever uses it last.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(
       kernels::Backend& backend, const EngineOptions& options, cache::SnapshotStore* snapshots = nullptr,
-      DeviceLostCallback on_device_lost = [](const absl::Status&) {});
+      DeviceLostCallback on_device_lost = [](const absl::Status&) {}, cache::TaskThread* thread = nullptr);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
@@ -108,11 +110,11 @@ class Engine {
 
  private:
   Engine(kernels::Backend& backend, const EngineOptions& options, cache::SnapshotStore* snapshots,
-         std::unique_ptr<Executor> executor, DeviceLostCallback on_device_lost)
+         std::unique_ptr<Executor> executor, DeviceLostCallback on_device_lost, cache::TaskThread* thread)
       : options_(options),
         on_device_lost_(std::move(on_device_lost)),
-        staging_(backend, kernels::MemoryKind::kHost, options.staging_bytes),
-        device_staging_(backend, kernels::MemoryKind::kDevice, options.staging_bytes),
+        staging_(backend, kernels::MemoryKind::kHost, options.staging_bytes, thread),
+        device_staging_(backend, kernels::MemoryKind::kDevice, options.staging_bytes, thread),
         executor_(std::move(executor)),
         admission_(std::make_unique<Admission>(options.admission, options.workers)),
         environment_{

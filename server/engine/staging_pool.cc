@@ -37,7 +37,8 @@ absl::StatusOr<std::shared_ptr<StagingAccount>> StagingPool::Open(std::int64_t r
     return absl::ResourceExhaustedError(
         absl::StrCat("the call needs ", reserve, " bytes of staging memory; one tenant may use ", share->limit()));
   }
-  if (absl::Status status = ChargeLocked(reserve, share.get(), dropped); !status.ok()) return status;
+  if (absl::Status status = ChargeLocked(reserve, share.get()); !status.ok()) return status;
+  ShrinkLocked(dropped);
   return std::shared_ptr<StagingAccount>(new StagingAccount(*this, std::move(share), reserve));
 }
 
@@ -52,7 +53,7 @@ std::int64_t StagingPool::retained() const {
 }
 
 void StagingPool::TrimLocked(std::int64_t level, std::vector<kernels::Buffer>& dropped) {
-  while (retained_ > level && !free_.empty()) {
+  while (HasTooMuchLocked(level)) {
     const auto largest = std::prev(free_.end());
     retained_ -= largest->first;
     dropped.push_back(std::move(largest->second));
@@ -60,8 +61,29 @@ void StagingPool::TrimLocked(std::int64_t level, std::vector<kernels::Buffer>& d
   }
 }
 
-absl::Status StagingPool::ChargeLocked(std::int64_t bytes, cache::MemoryBudget* share,
-                                       std::vector<kernels::Buffer>& dropped) {
+bool StagingPool::HasTooMuchLocked(std::int64_t level) const {
+  return !free_.empty() && (retained_ > level || free_.rbegin()->first > kLargestClass);
+}
+
+void StagingPool::ShrinkLocked(std::vector<kernels::Buffer>& dropped) {
+  if (!HasTooMuchLocked(LevelLocked())) return;
+  if (thread_ == nullptr) return TrimLocked(LevelLocked(), dropped);
+  if (!std::exchange(shrinking_, true)) thread_->Run([this] { Shrink(); });
+}
+
+void StagingPool::Shrink() {
+  while (true) {
+    std::vector<kernels::Buffer> dropped;
+    const std::lock_guard lock(mutex_);
+    TrimLocked(LevelLocked(), dropped);
+    if (dropped.empty()) {
+      shrinking_ = false;
+      return;
+    }
+  }
+}
+
+absl::Status StagingPool::ChargeLocked(std::int64_t bytes, cache::MemoryBudget* share) {
   if (bytes > budget_ - used_) {
     return Overloaded(absl::StrCat("the call needs ", bytes, " more bytes of staging memory; ", used_, " of ", budget_,
                                    " are in use"),
@@ -73,7 +95,6 @@ absl::Status StagingPool::ChargeLocked(std::int64_t bytes, cache::MemoryBudget* 
                       kRetryAfter);
   }
   used_ += bytes;
-  TrimLocked(budget_ - used_, dropped);
   return absl::OkStatus();
 }
 
@@ -81,7 +102,7 @@ void StagingPool::ReturnChargeLocked(std::int64_t bytes, cache::MemoryBudget* sh
                                      std::vector<kernels::Buffer>& dropped) {
   if (share != nullptr) share->GiveBack(bytes);
   used_ -= bytes;
-  if (used_ == 0) TrimLocked(kRetainedIdle, dropped);
+  ShrinkLocked(dropped);
 }
 
 StagingAccount::~StagingAccount() { EndReservation(); }
@@ -94,10 +115,11 @@ absl::StatusOr<StagingBuffer> StagingAccount::Acquire(std::int64_t size) {
     const std::lock_guard lock(pool_.mutex_);
     const std::int64_t before = ChargeLocked();
     in_use_ += block_size;
-    if (absl::Status status = pool_.ChargeLocked(ChargeLocked() - before, share_.get(), dropped); !status.ok()) {
+    if (absl::Status status = pool_.ChargeLocked(ChargeLocked() - before, share_.get()); !status.ok()) {
       in_use_ -= block_size;
       return status;
     }
+    pool_.TrimLocked(pool_.budget_ - pool_.used_, dropped);
     if (const auto kept = pool_.free_.find(block_size); kept != pool_.free_.end()) {
       StagingBuffer buffer(shared_from_this(), std::move(kept->second), size);
       pool_.free_.erase(kept);
@@ -132,15 +154,9 @@ void StagingAccount::Return(kernels::Buffer block) {
   const std::lock_guard lock(pool_.mutex_);
   const std::int64_t before = ChargeLocked();
   in_use_ -= size;
-  const std::int64_t returned = before - ChargeLocked();
-  if (size <= kLargestClass && pool_.retained_ + size <= StagingPool::kRetainedBusy &&
-      pool_.used_ - returned + pool_.retained_ + size <= pool_.budget_) {
-    pool_.free_.emplace(size, std::move(block));
-    pool_.retained_ += size;
-  } else {
-    dropped.push_back(std::move(block));
-  }
-  pool_.ReturnChargeLocked(returned, share_.get(), dropped);
+  pool_.free_.emplace(size, std::move(block));
+  pool_.retained_ += size;
+  pool_.ReturnChargeLocked(before - ChargeLocked(), share_.get(), dropped);
 }
 
 StagingBuffer& StagingBuffer::operator=(StagingBuffer&& other) noexcept {

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "server/cache/memory_budget.h"
+#include "server/cache/task_thread.h"
 
 namespace gdpcache::engine {
 
@@ -78,16 +79,22 @@ using StagingBuffer = StagingAccount::Buffer;
 /// The host or device memory that inputs and results of calls pass through, bounded by one budget for the whole server.
 /// Freed blocks are kept for the next call, so that streaming does not pay for fresh pages at every segment: up to
 /// kRetainedBusy bytes while any call uses the pool and up to kRetainedIdle when none does. Kept blocks count against
-/// the budget but give way to whoever needs it. Thread-safe. Every account must be gone before the pool.
+/// the budget but give way to whoever needs it. What is too much is given back to the backend by a thread that may wait
+/// for that, not by whoever frees the last block. Thread-safe. Every account must be gone before the pool.
 class StagingPool {
  public:
   static constexpr std::int64_t kRetainedBusy = std::int64_t{128} << 20;
   static constexpr std::int64_t kRetainedIdle = std::int64_t{32} << 20;
 
-  StagingPool(kernels::Backend& backend, kernels::MemoryKind kind, std::int64_t budget)
-      : backend_(backend), kind_(kind), budget_(budget) {}
+  /// `thread` must outlive the pool; nullptr: whoever frees a block gives back what is too much.
+  StagingPool(kernels::Backend& backend, kernels::MemoryKind kind, std::int64_t budget,
+              cache::TaskThread* thread = nullptr)
+      : backend_(backend), kind_(kind), budget_(budget), thread_(thread) {}
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
+  ~StagingPool() {
+    if (thread_ != nullptr) thread_->Finish();
+  }
 
   /// Admits a call that will use `reserve` bytes, of those that its tenant may use (`share`; nullptr: of all).
   /// RESOURCE_EXHAUSTED names need, budget and use; worth a retry unless the call exceeds the whole budget, or share.
@@ -107,19 +114,27 @@ class StagingPool {
  private:
   friend class StagingAccount;
 
-  /// Frees kept blocks, largest first, until at most `level` bytes are kept; `dropped` takes them for destruction
-  /// without the lock.
+  /// Frees kept blocks, largest first, until at most `level` bytes are kept and no block that is too large for that;
+  /// `dropped` takes them for destruction without the lock.
   void TrimLocked(std::int64_t level, std::vector<kernels::Buffer>& dropped);
-  absl::Status ChargeLocked(std::int64_t bytes, cache::MemoryBudget* share, std::vector<kernels::Buffer>& dropped);
+  bool HasTooMuchLocked(std::int64_t level) const;
+  /// How much may be kept.
+  std::int64_t LevelLocked() const { return std::min(used_ == 0 ? kRetainedIdle : kRetainedBusy, budget_ - used_); }
+  /// Has what is kept beyond that freed.
+  void ShrinkLocked(std::vector<kernels::Buffer>& dropped);
+  void Shrink();
+  absl::Status ChargeLocked(std::int64_t bytes, cache::MemoryBudget* share);
   void ReturnChargeLocked(std::int64_t bytes, cache::MemoryBudget* share, std::vector<kernels::Buffer>& dropped);
 
   kernels::Backend& backend_;
   const kernels::MemoryKind kind_;
   const std::int64_t budget_;
+  cache::TaskThread* const thread_;
   mutable std::mutex mutex_;
   std::int64_t used_ = 0;      // sum of all accounts' max(reserved, in use)
   std::int64_t retained_ = 0;  // sum of free_'s sizes
   std::multimap<std::int64_t, kernels::Buffer> free_;
+  bool shrinking_ = false;  // the thread has been told
 };
 
 }  // namespace gdpcache::engine

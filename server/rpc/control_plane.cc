@@ -101,7 +101,14 @@ grpc::ServerUnaryReactor* HandleCreateCache(const ControlPlane& plane, grpc::Cal
                                             const v1::CreateCacheRequest* request, v1::CreateCacheResponse* response) {
   auto* call = NewCall(plane, "CreateCache", *context, request->name());
   const absl::StatusOr<const Identity*> caller = plane.access.CallerOf(*context);
-  call->Answer(caller.ok() ? CreateCache(plane.catalog, (*caller)->tenant, *request, *response) : caller.status());
+  if (!caller.ok()) {
+    call->Answer(caller.status());
+    return call;
+  }
+  // The request and the response live until the call is answered.
+  plane.thread.Run([&catalog = plane.catalog, call, tenant = (*caller)->tenant, request, response] {
+    call->Answer(CreateCache(catalog, tenant, *request, *response));
+  });
   return call;
 }
 

@@ -10,6 +10,7 @@
 #include "gdpcache/v1/stats.pb.h"
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
+#include "server/cache/task_thread.h"
 #include "server/engine/engine.h"
 #include "server/rpc/access/access_control.h"
 #include "server/rpc/call_log.h"
@@ -27,6 +28,7 @@ namespace gdpcache::rpc {
 struct ControlPlane {
   cache::Catalog& catalog;
   engine::Engine& engine;
+  cache::TaskThread& thread;
   const cache::Clock& clock;
   DeadlineThread& expiry;
   const ServerInfo& info;

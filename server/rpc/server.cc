@@ -140,10 +140,11 @@ class Event {
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, kernels::DeviceInfo device,
                                                       cache::Catalog& catalog, engine::Engine& engine,
-                                                      cache::SnapshotStore& snapshots, const cache::Clock& clock,
-                                                      ServerMetrics& metrics) {
+                                                      cache::SnapshotStore& snapshots, cache::TaskThread& thread,
+                                                      const cache::Clock& clock, ServerMetrics& metrics) {
   // The constructor is private to make_unique.
-  std::unique_ptr<Server> server(new Server(options, std::move(device), catalog, engine, snapshots, clock, metrics));
+  std::unique_ptr<Server> server(
+      new Server(options, std::move(device), catalog, engine, snapshots, thread, clock, metrics));
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
   if (!options.admin.empty()) {
     if (absl::Status status = server->ListenForAdmin(options.admin); !status.ok()) return status;
@@ -153,8 +154,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 }
 
 Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::Catalog& catalog,
-               engine::Engine& engine, cache::SnapshotStore& snapshots, const cache::Clock& clock,
-               ServerMetrics& metrics)
+               engine::Engine& engine, cache::SnapshotStore& snapshots, cache::TaskThread& thread,
+               const cache::Clock& clock, ServerMetrics& metrics)
     : catalog_(catalog),
       metrics_(metrics),
       access_(options.access),
@@ -163,7 +164,7 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
             Limits(options, engine)),
       stats_(catalog, engine, snapshots, metrics),
       expiry_(clock, [&catalog] { return catalog.ExpireSessions(); }),
-      memory_(catalog, clock, *access_, log_, engine.memory_sharing(), options.shared_memory_bytes,
+      memory_(catalog, thread, clock, *access_, log_, engine.memory_sharing(), options.shared_memory_bytes,
               options.tenant_share),
       detached_(clock, options.transfer_timeout, [this](absl::Time time) { transfer_expiry_.Expect(time); }),
       uploads_(
@@ -176,6 +177,7 @@ Server::Server(const ServerOptions& options, kernels::DeviceInfo device, cache::
       transfer_expiry_(clock, [this] { return std::min(detached_.ExpireStalled(), uploads_.ExpireIdle()); }),
       service_({catalog,
                 engine,
+                thread,
                 clock,
                 expiry_,
                 info_,

@@ -16,6 +16,7 @@
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/cache/snapshots/snapshot_store.h"
+#include "server/cache/task_thread.h"
 #include "server/engine/engine.h"
 #include "server/rpc/access/access_control.h"
 #include "server/rpc/call_log.h"
@@ -57,12 +58,12 @@ struct ServerOptions {
 /// calls.
 class Server {
  public:
-  /// Serves when it returns. The catalog, the engine, the snapshots, the clock and the metrics must outlive the server.
-  /// Errors say which address could not be served and why.
+  /// Serves when it returns. The catalog, the engine, the snapshots, the thread, the clock and the metrics must outlive
+  /// the server. `thread` takes memory and gives it back. Errors say which address could not be served and why.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, kernels::DeviceInfo device,
                                                        cache::Catalog& catalog, engine::Engine& engine,
-                                                       cache::SnapshotStore& snapshots, const cache::Clock& clock,
-                                                       ServerMetrics& metrics);
+                                                       cache::SnapshotStore& snapshots, cache::TaskThread& thread,
+                                                       const cache::Clock& clock, ServerMetrics& metrics);
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
   ~Server();
@@ -83,7 +84,7 @@ class Server {
 
  private:
   Server(const ServerOptions& options, kernels::DeviceInfo device, cache::Catalog& catalog, engine::Engine& engine,
-         cache::SnapshotStore& snapshots, const cache::Clock& clock, ServerMetrics& metrics);
+         cache::SnapshotStore& snapshots, cache::TaskThread& thread, const cache::Clock& clock, ServerMetrics& metrics);
   absl::Status Listen(const ServerOptions& options);
   absl::Status ListenForAdmin(const std::string& address);
   /// Of the StateCache service.

@@ -174,7 +174,7 @@ class Target {
     options.tenant_share = kShare;
     options.transfer_timeout = kTransferTimeout;
     auto started = Server::Start(options, world_.backend.device_info(), world_.catalog, *world_.engine, *world_.store,
-                                 world_.clock, metrics_);
+                                 world_.thread, world_.clock, metrics_);
     Require(started.ok(), "no server");
     server_ = *std::move(started);
     connection_ = client::Connection::Open(server_->addresses()[0], {}).value();

@@ -61,6 +61,31 @@ std::int64_t AsynchronousBackend::launches() const {
   return launches_;
 }
 
+std::int64_t AsynchronousBackend::launches_by_lookers() const {
+  const std::lock_guard lock(mutex_);
+  return launches_by_lookers_;
+}
+
+std::int64_t AsynchronousBackend::frees_by_lookers() const {
+  const std::lock_guard lock(mutex_);
+  return frees_by_lookers_;
+}
+
+absl::StatusOr<kernels::Buffer> AsynchronousBackend::Allocate(std::size_t size, kernels::MemoryKind kind) {
+  absl::StatusOr<kernels::Buffer> buffer = real_.Allocate(size, kind);
+  if (!buffer.ok() || buffer->data() == nullptr) return buffer;
+  void* const data = buffer->data();
+  const std::lock_guard lock(mutex_);
+  buffers_.emplace(data, *std::move(buffer));
+  return kernels::Buffer(this, data, size, kind);
+}
+
+void AsynchronousBackend::Free(void* data, std::size_t /*size*/, kernels::MemoryKind /*kind*/) noexcept {
+  const std::lock_guard lock(mutex_);
+  buffers_.erase(data);
+  if (lookers_.contains(std::this_thread::get_id())) ++frees_by_lookers_;
+}
+
 void AsynchronousBackend::RefuseValues() {
   const std::lock_guard lock(mutex_);
   writes_values_ = false;
@@ -145,6 +170,7 @@ absl::Status AsynchronousBackend::RunRecurrence(const kernels::RecurrenceShape& 
   Give(stream, std::move(work));
   const std::lock_guard lock(mutex_);
   ++launches_;
+  if (lookers_.contains(std::this_thread::get_id())) ++launches_by_lookers_;
   return absl::OkStatus();
 }
 
@@ -214,6 +240,7 @@ absl::Status AsynchronousBackend::Wait(kernels::Event& event) {
 absl::StatusOr<bool> AsynchronousBackend::HasHappened(kernels::Event& event) {
   const Mark& mark = static_cast<Mark&>(event);
   const std::lock_guard lock(mutex_);
+  lookers_.insert(std::this_thread::get_id());
   if (!mark.queue->status.ok()) return mark.queue->status;
   return mark.queue->done >= mark.given;
 }

@@ -6,8 +6,10 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -37,15 +39,18 @@ class AsynchronousBackend final : public kernels::Backend, public kernels::Memor
   /// From now on no stream writes a value.
   void RefuseValues();
 
+  /// Recurrences given, and memory freed, by threads that have asked whether work has happened: others wait for them to
+  /// come round again, and freeing memory of a GPU waits for all its work.
+  std::int64_t launches_by_lookers() const;
+  std::int64_t frees_by_lookers() const;
+
   /// An event of a client; Happen makes it happen. Lives as long as the backend.
   void* MakeEvent(bool happened);
   void Happen(void* event);
 
   kernels::DeviceInfo device_info() const override { return real_.device_info(); }
   kernels::MemorySharing* memory_sharing() override { return this; }
-  absl::StatusOr<kernels::Buffer> Allocate(std::size_t size, kernels::MemoryKind kind) override {
-    return real_.Allocate(size, kind);
-  }
+  absl::StatusOr<kernels::Buffer> Allocate(std::size_t size, kernels::MemoryKind kind) override;
   absl::StatusOr<std::unique_ptr<kernels::Stream>> CreateStream() override;
   absl::Status RunRecurrence(const kernels::RecurrenceShape& shape, absl::Span<const kernels::Sequence> sequences,
                              kernels::Stream& stream) override;
@@ -84,9 +89,7 @@ class AsynchronousBackend final : public kernels::Backend, public kernels::Memor
     std::function<void()> end;                          // with it
   };
 
-  // Buffers come from and go back to the real backend.
-  void Free(void* /*data*/, std::size_t /*size*/, kernels::MemoryKind /*kind*/) noexcept override {}
-
+  void Free(void* data, std::size_t size, kernels::MemoryKind kind) noexcept override;
   void Give(kernels::Stream& stream, Work work);
   void Run();
   /// The stream to go on with; nullptr if none can.
@@ -104,6 +107,10 @@ class AsynchronousBackend final : public kernels::Backend, public kernels::Memor
   bool running_ = false;
   bool stopping_ = false;
   std::int64_t launches_ = 0;
+  std::map<void*, kernels::Buffer> buffers_;  // of the real backend
+  std::set<std::thread::id> lookers_;
+  std::int64_t launches_by_lookers_ = 0;
+  std::int64_t frees_by_lookers_ = 0;
   std::thread thread_;
 };
 

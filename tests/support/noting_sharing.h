@@ -3,7 +3,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -13,7 +16,7 @@
 
 namespace gdpcache::test {
 
-/// Notes what happens to memory and events.
+/// Notes what happens to memory and events, and which threads close them.
 class NotingSharing final : public kernels::MemorySharing {
  public:
   std::string device_uuid() const override { return "GPU-0"; }
@@ -22,29 +25,46 @@ class NotingSharing final : public kernels::MemorySharing {
     ++open;
     return absl::OkStatus();
   }
-  void Unpin(void* /*data*/) noexcept override { --open; }
+  void Unpin(void* /*data*/) noexcept override { Close(); }
   absl::StatusOr<DeviceMemory> OpenMemory(absl::string_view /*handle*/) override {
     ++open;
     return DeviceMemory{memory, sizeof(memory)};
   }
   void CloseMemory(void* data) noexcept override {
     EXPECT_EQ(data, memory);
-    --open;
+    Close();
   }
   absl::StatusOr<void*> OpenEvent(absl::string_view /*handle*/) override {
     ++open;
     return memory;
   }
-  void CloseEvent(void* /*event*/) noexcept override { --open; }
+  void CloseEvent(void* /*event*/) noexcept override { Close(); }
   bool HasHappened(void* /*event*/) override { return true; }
   absl::Status RecordEvent(void* /*event*/, kernels::Stream& /*stream*/) override { return absl::OkStatus(); }
   absl::Status WriteValue(std::uint32_t* /*word*/, std::uint32_t /*value*/, kernels::Stream& /*stream*/) override {
     return absl::UnimplementedError("no");
   }
 
+  std::set<std::thread::id> closers() const {
+    const std::lock_guard lock(mutex_);
+    return closers_;
+  }
+
   alignas(64) char memory[256] = {};  // whatever the handle
   std::atomic<int> open = 0;
   bool refuse = false;
+
+ private:
+  void Close() {
+    {
+      const std::lock_guard lock(mutex_);
+      closers_.insert(std::this_thread::get_id());
+    }
+    --open;
+  }
+
+  mutable std::mutex mutex_;
+  std::set<std::thread::id> closers_;
 };
 
 }  // namespace gdpcache::test

@@ -37,11 +37,11 @@ grpc::ServerUnaryReactor* Register(const MemoryPlane& plane, absl::string_view m
   call->rpc().SetSession(**session);
   std::shared_ptr<cache::RegionBudget> budget = plane.BudgetOf((*session)->tenant());
   // The request lives until the call is answered.
-  plane.thread().Run([call, budget = std::move(budget), session = *std::move(session), &name = request.name(),
+  plane.thread().Run([&plane, call, budget = std::move(budget), session = *std::move(session), &name = request.name(),
                       make = std::move(make)]() mutable {
     NewRegion region = make(std::move(budget));
     absl::Status status = region.status();
-    if (status.ok()) status = session->regions().Add(name, *std::move(region));
+    if (status.ok()) status = session->regions().Add(name, plane.thread().EndHere(*std::move(region)));
     call->Answer(status);
   });
   return call;

@@ -18,26 +18,29 @@
 #include "server/cache/catalog.h"
 #include "server/cache/clock.h"
 #include "server/cache/memory/region.h"
+#include "server/cache/task_thread.h"
 #include "server/cache/tenant_share.h"
 #include "server/rpc/access/access_control.h"
 #include "server/rpc/call_log.h"
 #include "server/rpc/memory/descriptor_socket.h"
-#include "server/rpc/memory/task_thread.h"
 
 /// The calls about shared memory. Each function takes over one RPC and returns its reactor, which deletes itself when
 /// the RPC is over.
 namespace gdpcache::rpc {
 
-/// What the calls work on; outlives them, and the server that they belong to. Thread-safe but for Listen.
+/// What the calls work on; outlives them, and the server that they belong to. Thread-safe but for Listen. Regions come
+/// and go on `thread`, which must outlive the sessions: mapping memory lasts, and so does giving it back.
 class MemoryPlane {
  public:
   static constexpr std::int64_t kMaxRegions = 10'000;
 
   /// `bytes` of system memory all sessions together may share, and those of one tenant its `share`; 0: sharing is off.
   /// `sharing` may be nullptr.
-  MemoryPlane(cache::Catalog& catalog, const cache::Clock& clock, const AccessControl& access, CallLog& log,
-              kernels::MemorySharing* sharing, std::int64_t bytes, cache::TenantShare share = {})
+  MemoryPlane(cache::Catalog& catalog, cache::TaskThread& thread, const cache::Clock& clock,
+              const AccessControl& access, CallLog& log, kernels::MemorySharing* sharing, std::int64_t bytes,
+              cache::TenantShare share = {})
       : catalog_(catalog),
+        thread_(thread),
         clock_(clock),
         access_(access),
         log_(log),
@@ -46,6 +49,7 @@ class MemoryPlane {
         budget_(std::make_shared<cache::RegionBudget>(bytes, kMaxRegions)) {}
   MemoryPlane(const MemoryPlane&) = delete;
   MemoryPlane& operator=(const MemoryPlane&) = delete;
+  ~MemoryPlane() { thread_.Finish(); }
 
   /// Takes descriptors, and gives tokens, on a socket at `path`; without it, or where sharing is off, nothing is
   /// shared. Before the first call.
@@ -60,11 +64,12 @@ class MemoryPlane {
   bool shares_cuda() const { return sharing_ != nullptr && descriptors_ != nullptr; }
   /// What the regions of a tenant may take.
   std::shared_ptr<cache::RegionBudget> BudgetOf(const std::string& tenant) const;
-  TaskThread& thread() const { return thread_; }
+  cache::TaskThread& thread() const { return thread_; }
   CallLog& log() const { return log_; }
 
  private:
   cache::Catalog& catalog_;
+  cache::TaskThread& thread_;
   const cache::Clock& clock_;
   const AccessControl& access_;
   CallLog& log_;
@@ -74,7 +79,6 @@ class MemoryPlane {
   std::unique_ptr<DescriptorSocket> descriptors_;
   mutable std::mutex mutex_;  // guards what follows
   mutable absl::flat_hash_map<std::string, std::shared_ptr<cache::RegionBudget>> tenants_;
-  mutable TaskThread thread_;  // first to end
 };
 
 /// Whether a gRPC peer is on this host: a Unix socket or a loopback address.

@@ -315,6 +315,29 @@ TEST(EarlyAnswer, TheEndOfASessionWaitsForTheWorkUnderWayAndSoDoesThatOfItsCache
   EXPECT_TRUE(deleted.Take());
 }
 
+TEST(EarlyAnswer, NoMemoryThatGoesWithItIsGivenBackByTheThreadThatEverybodysEventsWaitFor) {
+  TwoCallers scene;
+  LastUse last_use(scene.world, *scene.first);
+  scene.world.device->Hold();
+  ASSERT_EQ(scene.first->Run().status(), absl::OkStatus());
+  last_use.BeginsNow();
+  Outcome<bool> closed;
+  Outcome<bool> deleted;
+  const std::string name = scene.cache().spec().name;
+  ASSERT_EQ(scene.world.catalog.CloseSession(scene.session->id(), cache::kDefaultTenant, [&] { closed.Set(true); }),
+            absl::OkStatus());
+  ASSERT_EQ(scene.world.catalog.DeleteCache(name, /*force=*/true, [&] { deleted.Set(true); }), absl::OkStatus());
+  for (DeviceCaller* caller : {scene.first.get(), scene.second.get()}) caller->LetGoOfSession();
+  scene.session.reset();
+  EXPECT_FALSE(last_use.HasEnded());
+  scene.world.device->Resume();
+  last_use.ExpectThatItEndsOnTheThreadForIt();
+  EXPECT_TRUE(closed.Take());
+  EXPECT_TRUE(deleted.Take());
+  EXPECT_EQ(scene.world.catalog.state_memory_used(), 0);
+  EXPECT_EQ(scene.world.device->frees_by_lookers(), 0);
+}
+
 TEST(EarlyAnswer, MoreCallsThanThereAreStreamsWaitForOneAndAllComeInOrder) {
   constexpr int kCalls = 60;
   TwoCallers scene({.workers = 2});

@@ -66,11 +66,13 @@ World::World(const EngineOptions& options, Memory memory, const Tiers& tiers)
       backend(memory == Memory::kUnified ? *cpu
                                          : (device != nullptr ? static_cast<kernels::Backend&>(*device) : separate)),
       reporting(backend, [this](const absl::Status&) { ++losses; }),
-      catalog(reporting, clock, kLimits, [this](cache::SessionKey session) { store->EndSession(session); }) {
+      catalog(
+          reporting, clock, kLimits, [this](cache::SessionKey session) { store->EndSession(session); }, &thread) {
   auto made = cache::SnapshotStore::Create(reporting, clock, tiers(reporting), {.limits = kSnapshotLimits});
   EXPECT_TRUE(made.ok()) << made.status();
   store = *std::move(made);
-  auto created = Engine::Create(reporting, options, store.get(), [this](const absl::Status&) { ++losses; });
+  auto created = Engine::Create(
+      reporting, options, store.get(), [this](const absl::Status&) { ++losses; }, &thread);
   EXPECT_TRUE(created.ok()) << created.status();
   engine = *std::move(created);
 }

@@ -23,6 +23,7 @@
 #include "kernels/loss_reporting_backend.h"
 #include "server/cache/catalog.h"
 #include "server/cache/snapshots/snapshot_store.h"
+#include "server/cache/task_thread.h"
 #include "server/engine/engine.h"
 #include "tests/reference/problem.h"
 #include "tests/support/asynchronous_backend.h"
@@ -97,6 +98,7 @@ struct World {
   kernels::LossReportingBackend reporting;
   test::ManualClock clock;
   std::unique_ptr<cache::SnapshotStore> store;
+  cache::TaskThread thread;
   cache::Catalog catalog;
   std::unique_ptr<Engine> engine;
   int caches = 0;

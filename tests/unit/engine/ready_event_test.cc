@@ -114,5 +114,17 @@ TEST(ReadyEvent, OfACallThatIsCancelledOrWhoseSessionEndsIsNotLookedAtAnyMore) {
   EXPECT_EQ(scene.cache().slots().counts().free, TwoCallers::kSlots);
 }
 
+TEST(ReadyEvent, OfACallThatFailsLetsGoOfItsRegionsOnTheThreadForIt) {
+  TwoCallers scene({.workers = 1, .max_ready_wait = absl::Milliseconds(20)});
+  scene.first->SetReadyEvent(scene.world.device->MakeEvent(false));
+  LastUse last_use(scene.world, *scene.first);
+  scene.first->Make();
+  last_use.BeginsNow();
+  scene.first->Start();
+  EXPECT_EQ(scene.first->Take().status().code(), absl::StatusCode::kDeadlineExceeded);
+  last_use.ExpectThatItEndsOnTheThreadForIt();
+  EXPECT_TRUE(scene.NothingUnderWay());
+}
+
 }  // namespace
 }  // namespace gdpcache::engine

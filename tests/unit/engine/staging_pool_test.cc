@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "server/cache/errors.h"
+#include "server/cache/task_thread.h"
 #include "tests/support/fault_injecting_backend.h"
 #include "tests/support/heap_backend.h"
 
@@ -144,6 +146,48 @@ TEST(StagingPool, KeepsLittleWhenNobodyUsesIt) {
   }
   EXPECT_LE(pool.retained(), StagingPool::kRetainedIdle);
   EXPECT_EQ(backend.allocated_bytes(), pool.retained());
+}
+
+TEST(StagingPool, WithAThreadWhoeverFreesABlockGivesNothingBackButWhoeverNeedsTheBudgetDoes) {
+  test::HeapBackend backend;
+  cache::TaskThread thread;
+  StagingPool pool(backend, kernels::MemoryKind::kHost, 100 * kMiB, &thread);
+  const auto use = [&pool](const std::vector<std::int64_t>& sizes) {
+    const auto account = pool.Open(0);
+    std::vector<StagingBuffer> buffers;
+    for (const std::int64_t size : sizes) buffers.push_back(*(*account)->Acquire(size));
+  };
+  const auto expect_kept = [&](std::int64_t bytes) {
+    EXPECT_EQ(pool.retained(), bytes);
+    EXPECT_EQ(backend.allocated_bytes(), bytes);
+  };
+  std::promise<void> busy;
+  thread.Run([&busy] { busy.get_future().wait(); });
+  use({24 * kMiB, 20 * kMiB});
+  expect_kept(44 * kMiB);
+  use({72 * kMiB});
+  expect_kept(92 * kMiB);  // the smaller of the two fitted beside it
+  busy.set_value();
+  thread.Finish();
+  expect_kept(20 * kMiB);
+  {
+    const auto busy_pool = pool.Open(kMiB);
+    use({72 * kMiB});
+    thread.Finish();
+    expect_kept(20 * kMiB);  // blocks as large as the other are not kept
+  }
+  EXPECT_EQ(pool.used(), 0);
+}
+
+TEST(StagingPool, WithAThreadItsEndComesBehindWhatTheThreadHasToDo) {
+  test::HeapBackend backend;
+  cache::TaskThread thread;
+  {
+    StagingPool pool(backend, kernels::MemoryKind::kHost, 100 * kMiB, &thread);
+    const auto account = pool.Open(0);
+    ASSERT_TRUE((*account)->Acquire(72 * kMiB).ok());
+  }
+  EXPECT_EQ(backend.allocated_bytes(), 0);
 }
 
 TEST(StagingPool, ManyThreadsLeaveNothingInUse) {

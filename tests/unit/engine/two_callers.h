@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <thread>
 
+#include "gtest/gtest.h"
+#include "server/cache/memory/region.h"
 #include "tests/support/eventually.h"
 #include "tests/unit/engine/device_caller.h"
 #include "tests/unit/engine/engine_world.h"
@@ -31,6 +34,29 @@ struct TwoCallers {
   std::shared_ptr<cache::Session> session;
   std::unique_ptr<DeviceCaller> first;
   std::unique_ptr<DeviceCaller> second;
+};
+
+/// The end of a region that the call is the last to use: where it has been.
+class LastUse {
+ public:
+  LastUse(World& world, DeviceCaller& caller) : world_(world), caller_(caller) {
+    caller.request().regions.push_back(world.thread.EndHere(std::make_shared<cache::Region>(
+        cache::RegionKind::kSystem, nullptr, 0, [this] { end_.Set(std::this_thread::get_id()); })));
+  }
+  /// When the call has been made.
+  void BeginsNow() { caller_.request().regions.pop_back(); }
+  bool HasEnded() const { return end_.IsSet(); }
+  void ExpectThatItEndsOnTheThreadForIt() {
+    std::thread::id thread;
+    world_.thread.Run([&thread] { thread = std::this_thread::get_id(); });
+    world_.thread.Finish();
+    EXPECT_EQ(end_.Take(), thread);
+  }
+
+ private:
+  World& world_;
+  DeviceCaller& caller_;
+  Outcome<std::thread::id> end_;
 };
 
 }  // namespace gdpcache::engine

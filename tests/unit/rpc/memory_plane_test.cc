@@ -8,13 +8,16 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gdpcache/v1/state_cache.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
+#include "server/cache/task_thread.h"
 #include "server/rpc/server.h"
 #include "tests/support/control_client.h"
 #include "tests/support/eventually.h"
@@ -28,6 +31,7 @@ namespace gdpcache::rpc {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -46,12 +50,20 @@ class MemoryPlaneTest : public ::testing::Test {
     options.unix_path = unix_path;
     options.max_message_bytes = 1 << 20;
     options.shared_memory_bytes = 1 << 20;
-    auto started = Server::Start(options, backend_.device_info(), catalog_, *engine_, *snapshots_, clock_, metrics_);
+    auto started =
+        Server::Start(options, backend_.device_info(), catalog_, *engine_, *snapshots_, thread_, clock_, metrics_);
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
     client_.emplace(grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
     client_->CreateCache(test::ControlClient::SmallCache("a"));
     session_ = client_->OpenSession("a");
+  }
+
+  std::thread::id ThreadForMemory() {
+    std::thread::id thread;
+    thread_.Run([&thread] { thread = std::this_thread::get_id(); });
+    thread_.Finish();
+    return thread;
   }
 
   grpc::Status RegisterMemory(const std::string& name, const std::string& token) {
@@ -87,13 +99,16 @@ class MemoryPlaneTest : public ::testing::Test {
       *kernels::CreateBackend({.choice = kernels::BackendChoice::kCpu, .cpu_threads = 1});
   test::FaultInjectingBackend backend_{*cpu_};
   test::ManualClock clock_;
+  cache::TaskThread thread_;
   cache::Catalog catalog_{backend_,
                           clock_,
                           {.max_caches = 1,
                            .max_sessions = 2,
                            .state_memory_bytes = 1 << 20,
                            .default_session_ttl = absl::Minutes(1),
-                           .max_session_ttl = absl::Minutes(1)}};
+                           .max_session_ttl = absl::Minutes(1)},
+                          nullptr,
+                          &thread_};
   std::unique_ptr<cache::SnapshotStore> snapshots_ = cache::SnapshotStore::Create(backend_, clock_, {}, {}).value();
   std::unique_ptr<engine::Engine> engine_ = engine::Engine::Create(backend_, {}).value();
   ServerMetrics metrics_;
@@ -202,10 +217,71 @@ TEST_F(MemoryPlaneTest, MemoryOfTwoSessionsStaysWithOneWhenTheOtherEndsDuringIts
   EXPECT_TRUE(client_->Call(&Stub::CloseSession, close).ok());
   EXPECT_TRUE(test::Eventually([&] { return sharing_.open == 3; })) << sharing_.open;
   EXPECT_EQ(prefill(other).error_code(), grpc::StatusCode::NOT_FOUND);
+
+  // The call is the last to use the memory.
+  auto unregistered = std::async(std::launch::async, [&] {
+    v1::UnregisterMemoryRequest request;
+    request.set_session(session_);
+    request.set_name("r");
+    return client_->Call(&Stub::UnregisterMemory, request);
+  });
+  const std::shared_ptr<cache::Session> session = catalog_.FindSession(session_, cache::kDefaultTenant).value();
+  EXPECT_TRUE(test::Eventually([&] { return session->regions().List().size() == 2; }));
+  EXPECT_EQ(sharing_.open, 3);
   let_go.set_value();
   const grpc::Status status = call.get();
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(take_result(), expected);
+  EXPECT_TRUE(unregistered.get().ok());
+  EXPECT_EQ(sharing_.open, 2);
+  EXPECT_THAT(sharing_.closers(), ElementsAre(ThreadForMemory()));
+}
+
+TEST_F(MemoryPlaneTest, WhatASessionHasOpenedIsClosedOnTheThreadForItHoweverThatComes) {
+  Start(directory_.path() + "/socket");
+  const std::string socket = client_->GetServerInfo().descriptor_socket();
+  const auto open = [&](const std::string& session) {
+    ASSERT_TRUE(RegisterMemory(session, "r", test::RegistrationToken(socket)).ok());
+    ASSERT_TRUE(RegisterEvent(session, "ready", test::RegistrationToken(socket)).ok());
+    ASSERT_TRUE(RegisterEvent(session, "done", test::RegistrationToken(socket)).ok());
+  };
+  open(session_);
+  EXPECT_EQ(RegisterEvent("done", test::RegistrationToken(socket)).error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_EQ(sharing_.open, 3);
+  v1::UnregisterMemoryRequest unregister;
+  unregister.set_session(session_);
+  unregister.set_name("r");
+  EXPECT_TRUE(client_->Call(&Stub::UnregisterMemory, unregister).ok());
+  EXPECT_EQ(sharing_.open, 2);
+  v1::CloseSessionRequest close;
+  close.set_session(session_);
+  EXPECT_TRUE(client_->Call(&Stub::CloseSession, close).ok());
+  EXPECT_EQ(sharing_.open, 0) << "who has the answer may free the memory";
+
+  open(client_->OpenSession("a"));  // by a client that is killed
+  EXPECT_EQ(sharing_.open, 3);
+  clock_.Advance(absl::Minutes(2));
+  catalog_.ExpireSessions();
+  thread_.Finish();
+  EXPECT_EQ(sharing_.open, 0);
+
+  open(client_->OpenSession("a"));
+  v1::DeleteCacheRequest remove;
+  remove.set_name("a");
+  remove.set_force(true);
+  EXPECT_TRUE(client_->Call(&Stub::DeleteCache, remove).ok());
+  thread_.Finish();
+  EXPECT_EQ(sharing_.open, 0);
+
+  EXPECT_THAT(sharing_.closers(), ElementsAre(ThreadForMemory()));
+}
+
+TEST_F(MemoryPlaneTest, TheMemoryOfACacheIsTakenOnThatThreadToo) {
+  std::set<std::thread::id> takers;
+  backend_.BeforeEach(test::FaultInjectingBackend::Operation::kAllocate,
+                      [&takers] { takers.insert(std::this_thread::get_id()); });
+  Start("");
+  EXPECT_THAT(takers, ElementsAre(ThreadForMemory()));
 }
 
 }  // namespace

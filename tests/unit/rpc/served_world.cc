@@ -38,7 +38,7 @@ ServedWorld::ServedWorld(const engine::EngineOptions& options) : World(options) 
   server_options.max_message_bytes = std::int64_t{64} << 20;
   server_options.max_pin_ttl = absl::Hours(1);
   server_options.transfer_timeout = absl::Minutes(1);
-  auto started = Server::Start(server_options, backend.device_info(), catalog, *engine, *store, clock, metrics);
+  auto started = Server::Start(server_options, backend.device_info(), catalog, *engine, *store, thread, clock, metrics);
   EXPECT_TRUE(started.ok()) << started.status();
   server = *std::move(started);
   grpc::ChannelArguments arguments;

@@ -1,8 +1,6 @@
-#include "server/rpc/memory/task_thread.h"
+#include "server/cache/task_thread.h"
 
-#include <utility>
-
-namespace gdpcache::rpc {
+namespace gdpcache::cache {
 
 TaskThread::~TaskThread() {
   {
@@ -17,8 +15,14 @@ void TaskThread::Run(Task task) {
   {
     const std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));
+    ++given_count_;
   }
   wake_.notify_one();
+}
+
+void TaskThread::Finish() {
+  std::unique_lock lock(mutex_);
+  done_.wait(lock, [this, given = given_count_] { return done_count_ >= given; });
 }
 
 void TaskThread::Work() {
@@ -32,7 +36,9 @@ void TaskThread::Work() {
     task();
     task = nullptr;  // what it owns goes without the lock
     lock.lock();
+    ++done_count_;
+    done_.notify_all();
   }
 }
 
-}  // namespace gdpcache::rpc
+}  // namespace gdpcache::cache
