@@ -9,8 +9,8 @@
 namespace gdpcache::kernels::cuda {
 namespace {
 
-constexpr std::size_t kMinScratchBytes = std::size_t{64} << 10;
-constexpr std::size_t kMaxScratches = 8;  // calls ahead of the device; more would gain nothing
+constexpr std::size_t kMinScratchBytes = std::size_t{128} << 10;  // descriptors of 700 sequences
+constexpr std::size_t kMaxScratches = 8;                          // calls ahead of the device; more would gain nothing
 constexpr std::size_t kCounterBytes = 4 * sizeof(unsigned long long);
 
 }  // namespace
@@ -26,6 +26,8 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(int device) {
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(stream->counters_, 0, kCounterBytes, stream->stream_));
   GDPCACHE_RETURN_IF_CUDA_ERROR(cudaHostAlloc(reinterpret_cast<void**>(&stream->host_answer_),
                                               sizeof(unsigned long long), cudaHostAllocPortable));
+  // Whoever launches the first thing must not wait for memory: others may be waiting for that thread.
+  if (absl::Status status = stream->AcquireScratch(kMinScratchBytes).status(); !status.ok()) return status;
   return stream;
 }
 

@@ -31,6 +31,8 @@ constexpr WorkLimits kDeviceSmall = {.flops = 1e9, .copied_bytes = 1e6, .touched
 // launches that are saved would have taken.
 constexpr WorkLimits kUnifiedMerge = {.flops = 5e7, .copied_bytes = 1e9, .touched_bytes = 16e6};
 constexpr WorkLimits kDeviceMerge = {.flops = 2e10, .copied_bytes = 8e6, .touched_bytes = 512e6};
+// Sequences and boundaries that are described in less than 200 us, to be launched by a thread that others wait for.
+constexpr std::int64_t kShortLaunch = 512;
 // A call beyond this gains nothing.
 constexpr double kLargestMergedShare = 0.5;
 
@@ -119,7 +121,8 @@ UnaryPrefill::UnaryPrefill(const Environment& environment, CallContext context, 
       regions_(request.regions),
       has_snapshots_(!request.snapshots.empty()),
       share_(MergedShare(environment, request, plan_)),
-      launch_alone_(HostBytes(request, plan_) == 0 && EndsOnDevice()),
+      launch_alone_(HostBytes(request, plan_) == 0 && EndsOnDevice() &&
+                    plan_.sequence_count() + std::ssize(plan_.selected) <= kShortLaunch),
       here_(WhereToRun(environment, request, plan_)),
       staging_(std::move(staging)),
       device_staging_(std::move(device_staging)),

@@ -103,7 +103,7 @@ class UnaryPrefill final : public OneStepCall, public MergeableTask {
   std::vector<std::shared_ptr<const cache::Region>> regions_;
   const bool has_snapshots_;
   const double share_;
-  const bool launch_alone_;  // is what the host has to do
+  const bool launch_alone_;  // is what the host has to do, and soon done
   const Executor::Here here_;
   std::shared_ptr<StagingAccount> staging_;
   std::shared_ptr<StagingAccount> device_staging_;

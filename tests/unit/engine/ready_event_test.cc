@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -124,6 +125,31 @@ TEST(ReadyEvent, OfACallThatFailsLetsGoOfItsRegionsOnTheThreadForIt) {
   EXPECT_EQ(scene.first->Take().status().code(), absl::StatusCode::kDeadlineExceeded);
   last_use.ExpectThatItEndsOnTheThreadForIt();
   EXPECT_TRUE(scene.NothingUnderWay());
+}
+
+TEST(ReadyEvent, OfACallOfManySequencesHasItLaunchedByAWorker) {
+  TwoCallers scene;
+  constexpr std::size_t kMany = 600;
+  const auto problem_of = [](std::size_t sequences) {
+    std::vector<std::int64_t> lengths(sequences, 0);
+    Slots slots(sequences, -1);
+    lengths[0] = 20;
+    slots[0] = 1;
+    return Sequences(lengths, slots, 3);
+  };
+  DeviceCaller few(scene.world, scene.session, problem_of(kMany / 2));
+  DeviceCaller many(scene.world, scene.session, problem_of(kMany));
+  ASSERT_EQ(scene.first->Run().status(), absl::OkStatus());
+  ASSERT_TRUE(scene.NothingUnderWay());  // the thread that looks is known now
+  for (const auto& [caller, by_looker] : {std::pair(&few, 1), std::pair(&many, 1)}) {
+    void* const ready = scene.world.device->MakeEvent(false);
+    caller->SetReadyEvent(ready);
+    caller->Start();
+    scene.world.device->Happen(ready);
+    EXPECT_EQ(caller->Take().status(), absl::OkStatus());
+    EXPECT_EQ(scene.world.device->launches_by_lookers(), by_looker);
+    ASSERT_TRUE(scene.NothingUnderWay());
+  }
 }
 
 }  // namespace
