@@ -126,7 +126,7 @@ void Admission::EraseIfEmptyLocked(Shares::iterator share) {
 void Admission::AdvanceLocked(absl::Time now) {
   if (WorkWaitsLocked() && now > last_) {
     measured_ += now - last_;
-    if (measured_ > 2 * kMemory) {
+    if (done_ > 0 && measured_ > 2 * kMemory) {
       done_ *= absl::FDivDuration(kMemory, measured_);
       measured_ = kMemory;
     }
@@ -151,8 +151,8 @@ double Admission::WorkAheadLocked(const Share& own) const {
 
 absl::Duration Admission::TimeForLocked(double work) const {
   if (measured_ < kLeastMeasured) return absl::ZeroDuration();
-  // Nothing done in all that time: longer than anybody waits.
-  return done_ > 0 ? measured_ * (work / done_) : absl::InfiniteDuration();
+  // Where nothing has been done yet, what the workers began with may take as long again, however little work it is.
+  return done_ > 0 ? measured_ * (work / done_) : measured_;
 }
 
 }  // namespace gdpcache::engine

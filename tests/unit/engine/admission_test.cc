@@ -80,6 +80,19 @@ TEST(Admission, WithoutAMeasuredSpeedNothingIsKnownOfTheWait) {
   EXPECT_EQ(scene.admission().expected_wait(), absl::ZeroDuration());
 }
 
+TEST(Admission, AFirstStepThatLastsIsWaitedForAsLongAsCallsMayWait) {
+  Scene scene({.max_calls = 1'000, .max_wait = absl::Milliseconds(500)});
+  for (Admission::Owner owner = 100; owner < 120; ++owner) scene.Submit(owner);
+  scene.Pass(absl::Milliseconds(490));
+  EXPECT_TRUE(scene.Check(kSomebody).ok());
+  scene.Pass(absl::Milliseconds(20));
+  const absl::Status refused = scene.Check(kSomebody);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("would have to wait about 510ms"));
+  scene.Pass(absl::Hours(1));
+  EXPECT_TRUE(absl::IsResourceExhausted(scene.Check(kSomebody))) << "and workers that never did anything are noticed";
+}
+
 TEST(Admission, RefusesWhatWouldWaitTooLongAndTellsWhenToComeAgain) {
   Scene scene({.max_calls = 1'000, .max_wait = absl::Milliseconds(500)});
   scene.Busy(40, /*rate=*/100);  // 400 ms of work
