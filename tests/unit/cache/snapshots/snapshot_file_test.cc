@@ -430,7 +430,7 @@ TEST_P(SnapshotInPythonTest, FindsMetadataAndTensors) {
   std::string expected = absl::StrCat("fingerprint ", absl::BytesToHexString(space.fingerprint), "\nkey ",
                                       absl::BytesToHexString("0123456789abcdef"), "\nposition 77\n");
   for (std::size_t layer = 0; layer < 2; ++layer) {
-    const SnapshotPart& part = snapshot.parts()[layer];
+    const SnapshotPart part = snapshot.parts()[layer];
     absl::StrAppend(&expected, "layer.", layer, ".auxiliary U8 [7] ", hex(part.auxiliary), "\n");
     absl::StrAppend(&expected, "layer.", layer, ".state BF16 [2, 3, 5] ", hex(part.state), "\n");
   }

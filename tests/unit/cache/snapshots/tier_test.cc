@@ -129,8 +129,8 @@ TEST_P(TierTest, CopiesHavePartsInMemoryTiersOnly) {
   }
   ASSERT_EQ((*copy)->parts().size(), snapshot.parts().size());
   for (std::size_t layer = 0; layer < snapshot.parts().size(); ++layer) {
-    const SnapshotPart& part = (*copy)->parts()[layer];
-    const SnapshotPart& stored = snapshot.parts()[layer];
+    const SnapshotPart part = (*copy)->parts()[layer];
+    const SnapshotPart stored = snapshot.parts()[layer];
     ASSERT_EQ(part.state.size, stored.state.size);
     ASSERT_EQ(part.auxiliary.size, stored.auxiliary.size);
     const auto same = [](const kernels::ByteRange& a, const kernels::ByteRange& b) {
