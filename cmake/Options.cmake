@@ -46,7 +46,8 @@ endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13 AND
    CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
   # GCC 13 sees the big numbers of fmt 9, with which spdlog formats, copied beyond their end.
-  target_compile_options(gdpcache_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds>)
+  target_compile_options(gdpcache_flags INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds;-Wno-stringop-overflow>")
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND GDPCACHE_SANITIZER STREQUAL "address")
   # GCC then no longer sees that std::regex sets its functions (GCC bug 105562).

@@ -20,11 +20,16 @@ std::string CheckSeconds(const std::string& text) {
 }
 
 void AddServerOptions(CLI::App* parser, ServerOptions* options) {
-  parser->add_option("--server", options->address, "Server to talk to: host:port or unix:PATH")
+  // Not by check(): newer CLI11 passes over a value of the environment that fails it.
+  const auto set_address = [options](const std::string& address) {
+    const absl::Status status = CheckAddress(address);
+    if (!status.ok()) throw CLI::ValidationError("--server", std::string(status.message()));
+    options->address = address;
+  };
+  parser->add_option_function<std::string>("--server", set_address, "Server to talk to: host:port or unix:PATH")
       ->type_name("ADDR")
       ->envname("GDPCACHE_SERVER")
-      ->check([](const std::string& address) { return std::string(CheckAddress(address).message()); })
-      ->capture_default_str();
+      ->default_str(options->address);
   parser->add_option("--timeout", options->timeout_seconds, "Give up a call to the server after this time")
       ->type_name("SECONDS")
       ->check(CheckSeconds)
