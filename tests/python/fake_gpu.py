@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_server import SharingServer, fake_server, server_info
+from fake_server import SharingServer, fake_server, fake_session, server_info
 
 import gdpcache
 from gdpcache import InitialState, Outputs, PrefillCall, _cuda
@@ -215,11 +215,7 @@ def server(driver: Driver, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def session(server: Server) -> Iterator[gdpcache.Session]:
-    with (
-        fake_server(server.handlers()) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as opened,
-    ):
+    with fake_session(server.handlers()) as opened:
         yield opened
 
 

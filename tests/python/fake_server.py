@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+import gdpcache
 from gdpcache.v1 import cache_pb2, memory_pb2, prefill_pb2, session_pb2, state_cache_pb2, tensor_pb2
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
@@ -74,6 +75,17 @@ def fake_server(handlers: dict[str, Handler]) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         server.stop(0).wait()
+
+
+@contextlib.contextmanager
+def fake_session(handlers: dict[str, Handler]) -> Iterator[gdpcache.Session]:
+    """A session on the cache of such a server."""
+    with (
+        fake_server(handlers) as address,
+        gdpcache.Client(address) as client,
+        client.open_session("fake") as session,
+    ):
+        yield session
 
 
 class SharingServer:

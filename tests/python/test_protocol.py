@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import fake_server, server_info
+from fake_server import fake_server, fake_session, server_info
 
 import gdpcache
 from gdpcache import InitialState, PrefillCall
@@ -44,9 +44,7 @@ def answer(**fields: Any) -> prefill_pb2.PrefillFrame:
 def test_unary_answers(fields: dict[str, Any], message: str) -> None:
     response = prefill_pb2.PrefillResponse(**fields)
     with (
-        fake_server({"Prefill": lambda request, context: response}) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as session,
+        fake_session({"Prefill": lambda request, context: response}) as session,
         pytest.raises(gdpcache.InternalError, match=message),
     ):
         session.prefill(call("unary"))
@@ -77,9 +75,7 @@ def test_streamed_answers(frames: list[Any], message: str) -> None:
         yield from frames
 
     with (
-        fake_server({"PrefillStream": prefill}) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as session,
+        fake_session({"PrefillStream": prefill}) as session,
         pytest.raises(gdpcache.InternalError, match=message),
     ):
         session.prefill(call("stream"))
@@ -94,11 +90,7 @@ def test_a_right_answer_is_taken() -> None:
         assert b"".join(frame.data.payload for frame in received[1:]) == DATA * 3
         yield from frames
 
-    with (
-        fake_server({"PrefillStream": prefill}) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as session,
-    ):
+    with fake_session({"PrefillStream": prefill}) as session:
         assert (session.prefill(call("stream")).v_new == ROWS).all()
 
 
@@ -123,9 +115,7 @@ def test_contents_of_slots(frames: list[dict[str, Any]], message: str) -> None:
             yield session_pb2.ReadSlotsFrame(**frame)
 
     with (
-        fake_server({"ReadSlots": read}) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as session,
+        fake_session({"ReadSlots": read}) as session,
         pytest.raises(gdpcache.InternalError, match=message),
     ):
         session.read_slots([0])

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from fake_server import SharingServer, fake_server
+from fake_server import SharingServer, fake_server, fake_session
 from waiting import wait_until
 
 import gdpcache
@@ -28,11 +28,7 @@ def sharing(tmp_path: Path) -> Iterator[SharingServer]:
 
 @pytest.fixture
 def session(sharing: SharingServer) -> Iterator[gdpcache.Session]:
-    with (
-        fake_server(sharing.handlers()) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as opened,
-    ):
+    with fake_session(sharing.handlers()) as opened:
         yield opened
 
 
@@ -146,11 +142,7 @@ def test_memory_of_a_call_whose_answer_cannot_be_taken_is_not_used_again(
 ) -> None:
     large = prefill_pb2.PrefillResponse(v_new=tensor_pb2.Tensor(inline=bytes(1 << 16)))
     monkeypatch.setattr(_channel, "OPTIONS", (("grpc.max_receive_message_length", 1 << 12),))
-    with (
-        fake_server({**sharing.handlers(), "Prefill": lambda request, context: large}) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as session,
-    ):
+    with fake_session({**sharing.handlers(), "Prefill": lambda request, context: large}) as session:
         with pytest.raises(gdpcache.ResourceExhaustedError):
             session.prefill(call_of(4096))
         wait_until(lambda: sharing.unregistered == ["arena-1"])
@@ -172,11 +164,7 @@ def test_a_refused_descriptor_leaves_the_other_transports(sharing: SharingServer
 def test_a_socket_that_cannot_be_reached_is_tried_once(sharing: SharingServer) -> None:
     handlers = sharing.handlers()
     sharing.close()
-    with (
-        fake_server(handlers) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as session,
-    ):
+    with fake_session(handlers) as session:
         with pytest.raises(gdpcache.UnavailableError, match="descriptors: "):
             session.shared_empty(5)
         with pytest.raises(gdpcache.UnavailableError, match="shares no memory"):

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from fake_server import SharingServer, fake_server
+from fake_server import SharingServer, fake_server, fake_session
 from waiting import wait_until
 
 import gdpcache
@@ -295,11 +295,7 @@ def test_what_is_not_known_is_not_settled(hanging: Hanging, tmp_path: Path) -> N
     def unregister(request: Any, context: Any) -> Any:
         context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
-    with (
-        fake_server({**sharing.handlers(), "UnregisterMemory": unregister}) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as session,
-    ):
+    with fake_session({**sharing.handlers(), "UnregisterMemory": unregister}) as session:
         session.prefill(rows(1 << 16))
         sharing.fail = hanging
         with pytest.raises(gdpcache.DeadlineExceededError):
@@ -318,11 +314,7 @@ def test_slots_of_a_fork_that_took_too_long_are_given_back(hanging: Hanging) -> 
         return session_pb2.ReleaseSlotsResponse()
 
     handlers: dict[str, Any] = {"AcquireSlots": acquired, "CopySlots": hanging, "ReleaseSlots": release}
-    with (
-        fake_server(handlers) as address,
-        gdpcache.Client(address) as client,
-        client.open_session("fake") as session,
-    ):
+    with fake_session(handlers) as session:
         with ends_in_time():
             session.fork_slot(0, timeout=5 * TIMEOUT)  # enough for the slots
         wait_until(lambda: released == [0])
